@@ -1,0 +1,38 @@
+PYTHON ?= python3
+BIN := .venv/bin
+SGLANG_DIR ?= build/sglang
+
+.PHONY: apply test test-fast bench-apply lint clean
+
+apply: .venv/installed
+ifeq ($(SGLANG_DIR),build/sglang)
+	$(BIN)/python apply.py fetch $(SGLANG_DIR)
+endif
+	$(BIN)/python apply.py --sglang-dir $(SGLANG_DIR)
+
+test: .venv/tools lint
+	$(BIN)/python -m pytest
+
+test-fast: .venv/tools
+	$(BIN)/python -m pytest tests/patchset
+
+bench-apply: .venv/tools
+	$(BIN)/python ci/bench_apply.py
+
+lint: .venv/tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/sglang-overlay lint
+
+clean:
+	rm -rf .venv build dist
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/tools: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@

@@ -1,0 +1,234 @@
+"""Every command of ``apply.py`` and of ``sglang-overlay``."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import __version__, show
+from .patchset import header, manifest, source
+from .patchset.errors import DamagedPatchSet, PatchsetError, Usage
+from .patchset.pin import Pin, choose_pin, load_pins, patches_folder
+from .patchset.plan import TreeState, observe, plan, plan_commits, prove, recognise
+from .patchset.series import load_series
+from .patchset.tree import Tree, open_tree
+
+Command = Callable[..., Any]
+
+
+class _Commands(click.Group):
+    """``--sglang-dir`` may stand before the command, and alone it means ``apply``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        values = {"--sglang-dir", "--pin", "--patches", "--only", "--skip"}
+        for place, arg in enumerate(args):
+            if arg in self.commands and (place == 0 or args[place - 1] not in values):
+                args = [arg, *args[:place], *args[place + 1 :]]
+                break
+        else:
+            if args and not {"--help", "--version"} & set(args):
+                args = ["apply", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"max_content_width": 100})
+@click.version_option(__version__, prog_name="sglang-overlay")
+def cli() -> None:
+    """Exact patches over a pinned SGLang, for EAGLE-3 on GPUs that talk over PCIe only.
+
+    apply.py --sglang-dir DIR alone means: apply.
+    """
+
+
+def _options(*names: str) -> Callable[[Command], Command]:
+    """The options ``names``, which several commands share."""
+    table = {
+        "sglang-dir": click.option(
+            "--sglang-dir",
+            "sglang_dir",
+            required=True,
+            type=click.Path(path_type=Path),
+            help="A checkout, an unpacked tree, or a site-packages folder.",
+        ),
+        "pin": click.option("--pin", help="The pin, where it shall not be found from the tree."),
+        "patches": click.option(
+            "--patches", type=click.Path(path_type=Path), help="Another folder of patch sets."
+        ),
+        "only": click.option("--only", multiple=True, metavar="NAME", help="Only this patch."),
+        "skip": click.option("--skip", multiple=True, metavar="NAME", help="Not this patch."),
+        "commit": click.option("--commit", is_flag=True, help="One commit for each patch."),
+        "json": click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    }
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            command = table[name](command)
+        return command
+
+    return decorate
+
+
+_TREE = ("sglang-dir", "pin", "patches")
+
+
+@cli.command()
+@_options(*_TREE, "only", "skip", "commit", "json")
+def apply(**given: Any) -> int:
+    """Apply the series, or part of it; what is applied already stays."""
+    return _change("apply", **given)
+
+
+@cli.command()
+@_options(*_TREE, "only", "skip", "commit", "json")
+def reverse(**given: Any) -> int:
+    """Undo the series, or part of it, to the byte."""
+    return _change("reverse", **given)
+
+
+@cli.command()
+@_options(*_TREE, "only", "skip", "json")
+def check(only: Sequence[str], skip: Sequence[str], as_json: bool, **given: Any) -> int:
+    """Say what apply would do; write nothing."""
+    tree, state = _open(**given)
+    chosen = _choose(state, "apply", only, skip)
+    tree.guard()
+    changes = plan(tree, state, state.applied | chosen)
+    result = show.changed("check", tree, state, chosen, [change.path for change in changes])
+    show.emit(result, as_json, show.change_table)
+    return 0
+
+
+@cli.command()
+@_options(*_TREE, "json")
+def status(as_json: bool, **given: Any) -> int:
+    """Say what is applied, for each patch and file. Exit 1 when drifted or mixed."""
+    tree, state = _open(**given)
+    show.emit(show.status(tree, state), as_json, show.status_table)
+    return 1 if state.word in ("drifted", "mixed") else 0
+
+
+@cli.command()
+@_options(*_TREE, "only", "skip", "json")
+def verify(only: Sequence[str], skip: Sequence[str], as_json: bool, **given: Any) -> int:
+    """Prove that the series, or part of it, is in: every blob, made anew. Exit 1 if not."""
+    tree, state = _open(**given)
+    proofs = prove(tree, state, _choose(state, "apply", only, skip))
+    show.emit(show.verified(tree, state, proofs), as_json, show.verify_table)
+    return 0 if all(proof.holds for proof in proofs) else 1
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@_options("pin", "patches", "json")
+def fetch(directory: Path, pin: str | None, patches: Path | None, as_json: bool) -> int:
+    """Lay the pinned SGLang source out as a git checkout in DIRECTORY."""
+    pins = load_pins(patches or patches_folder())
+    chosen = choose_pin(pins, pin) if pin else pins[-1]
+    with show.progress() as progress:
+        fresh = source.fetch(chosen, directory, progress)
+    result = {"pin": chosen.name, "directory": str(directory), "fetched": fresh}
+    show.emit(result, as_json, show.fetch_line)
+    return 0
+
+
+@cli.command()
+@click.option("--write", is_flag=True, help="Write manifest.json anew.")
+@_options("patches", "json")
+def lint(write: bool, patches: Path | None, as_json: bool) -> int:
+    """Check every header, and every blob against the pinned source. Exit 5 when damaged."""
+    findings, pins = [], load_pins(patches or patches_folder())
+    for pin in pins:
+        series = load_series(pin)
+        for patch in series.patches:
+            findings += [f"{pin.name}/{patch.name}: {text}" for text in header.lint(patch.header)]
+        computed = manifest.compute(series, source.pinned_reader(pin))
+        if write:
+            manifest.write(computed, pin.folder)
+        elif manifest.load(series) != computed:
+            findings.append(f"{pin.name}/manifest.json is not what lint --write makes")
+    result = {"pins": [pin.name for pin in pins], "findings": findings}
+    show.emit(result, as_json, show.lint_lines)
+    return DamagedPatchSet.exit_code if findings else 0
+
+
+def _change(
+    command: str,
+    commit: bool,
+    sglang_dir: Path,
+    pin: str | None,
+    patches: Path | None,
+    only: Sequence[str],
+    skip: Sequence[str],
+    as_json: bool,
+) -> int:
+    tree = open_tree(sglang_dir)
+    with tree.lock():
+        state = _recognise(tree, pin, patches)
+        chosen = _choose(state, command, only, skip)
+        target = state.applied | chosen if command == "apply" else state.applied - chosen
+        tree.guard()
+        changes = plan(tree, state, target)
+        versions = state.manifest.versions
+        steps = plan_commits(tree, state, tree.committable(versions), target) if commit else []
+        killed = tree.interrupted()
+        tree.write(changes, command)
+        if steps:
+            tree.commit([(step.patch.header, step.message, step.changes) for step in steps])
+        after = observe(tree, state.series, state.manifest)
+    result = show.changed(command, tree, after, chosen, [change.path for change in changes])
+    result["commits"] = [step.message.partition("\n")[0] for step in steps]
+    result["repaired"] = killed and killed["command"]
+    show.emit(result, as_json, show.change_table)
+    return 0
+
+
+def _open(sglang_dir: Path, pin: str | None, patches: Path | None) -> tuple[Tree, TreeState]:
+    tree = open_tree(sglang_dir)
+    return tree, _recognise(tree, pin, patches)
+
+
+def _recognise(tree: Tree, pin: str | None, patches: Path | None) -> TreeState:
+    def load(one: Pin) -> TreeState:
+        series = load_series(one)
+        return observe(tree, series, manifest.load(series))
+
+    pins = load_pins(patches or patches_folder())
+    return load(choose_pin(pins, pin)) if pin else recognise(tree, pins, load)
+
+
+def _choose(
+    state: TreeState, command: str, only: Sequence[str], skip: Sequence[str]
+) -> frozenset[str]:
+    """The patches that the command is about, with what they need. Raises ``Usage``."""
+    series = state.series
+    skipped = series.select(skip)
+    chosen = series.select(only or series.names) - skipped
+    if command == "apply":
+        needed = series.needed_by(chosen)
+        for name in sorted(needed & skipped):
+            raise Usage(f"{name} is skipped, but another patch needs it", "skip that one too")
+        return needed
+    for name in sorted(series.needing(chosen) & state.applied - chosen):
+        raise Usage(f"{name} is applied and needs what shall go", f"reverse {name} as well")
+    return chosen
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; print its error, if any, in one place. Returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    # A git hook that calls us must not redirect the git that we call.
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        del os.environ[name]
+    try:
+        return int(cli.main(args, prog_name="sglang-overlay", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except PatchsetError as error:
+        show.error(error, "--json" in args)
+        return error.exit_code

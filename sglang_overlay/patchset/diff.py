@@ -1,0 +1,126 @@
+"""The diff of a patch, read by unidiff and held to what this project allows."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from unidiff import patch as unidiff
+from unidiff.errors import UnidiffParseError
+
+from .blobs import ABSENT
+from .errors import DamagedPatchSet
+
+_INDEX = re.compile(r"index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d{6}))?\n")
+_MODES = ("100644", "100755")
+_PATH = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*", re.ASCII)
+# unidiff decodes what it is fed; latin-1 maps every byte to one character and back.
+_BYTES = "latin-1"
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One hunk. ``start`` is its first old line, counted from 0 in the version
+    that the patch was written against; ``lines`` are ``(' ' | '-' | '+', text)``."""
+
+    start: int
+    lines: tuple[tuple[str, bytes], ...]
+
+    @property
+    def old(self) -> list[bytes]:
+        """The lines that must be there: context and removed."""
+        return [text for kind, text in self.lines if kind != "+"]
+
+    @property
+    def growth(self) -> int:
+        """Lines added less lines removed."""
+        kinds = [kind for kind, _ in self.lines]
+        return kinds.count("+") - kinds.count("-")
+
+
+@dataclass(frozen=True)
+class FileDiff:
+    """What a patch does to one file: blobs before and after, mode, hunks.
+
+    ``before`` is ``ABSENT`` for an added file, ``after`` for a deleted one.
+    """
+
+    path: str
+    before: str
+    after: str
+    mode: str
+    hunks: tuple[Hunk, ...]
+
+
+def parse_diff(diff: bytes, name: str) -> tuple[FileDiff, ...]:
+    """Read the git diff of patch ``name``.
+
+    Every line is accounted for. Raises ``DamagedPatchSet`` for a diff that is
+    cut or miscounted, for paths that leave the tree, and for what patches here
+    never do: symlinks, submodules, binary files, renames, mode changes.
+    """
+    try:
+        parsed = unidiff.PatchSet(diff.decode(_BYTES))
+    except UnidiffParseError as error:
+        raise DamagedPatchSet(f"patch {name}: {str(error).strip()}") from error
+    files = tuple(_file(entry, name) for entry in parsed)
+    understood = sum(len(entry.patch_info or ()) + _length(entry) for entry in parsed)
+    if understood != diff.count(b"\n") or not diff.endswith(b"\n"):
+        raise DamagedPatchSet(f"patch {name}: holds lines that belong to no hunk")
+    paths = [file.path for file in files]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise DamagedPatchSet(f"patch {name}: changes {path} twice")
+    return files
+
+
+def _length(entry: unidiff.PatchedFile) -> int:
+    """Lines that ``entry`` takes in the diff, its git header apart."""
+    return 2 + sum(1 + len(hunk) for hunk in entry) if entry else 0
+
+
+def _file(entry: unidiff.PatchedFile, name: str) -> FileDiff:
+    info = "".join(entry.patch_info or ())
+    first = info.partition("\n")[0]
+    match = re.fullmatch(r"diff --git a/(.+) b/\1", first)
+
+    def refuse(why: str) -> DamagedPatchSet:
+        return DamagedPatchSet(f"patch {name}: {match[1] if match else first}: {why}")
+
+    if match is None:
+        raise refuse("renames and unusual prefixes are not allowed")
+    path = match[1]
+    if not _PATH.fullmatch(path) or {".", "..", ".git"} & set(path.split("/")):
+        raise refuse("the path leaves the tree or is not plain")
+    if entry.is_binary_file:
+        raise refuse("binary files are not allowed")
+    allowed = rf"{re.escape(first)}\n(?:(new|deleted) file mode (\d+)\n)?(index .*\n)"
+    shape = re.fullmatch(allowed, info)
+    if shape is None:
+        raise refuse("mode changes, renames and files without a change are not allowed")
+    index = _INDEX.fullmatch(shape[3])
+    if index is None:
+        raise refuse("the index line does not hold two full blob ids (--full-index)")
+    before, after, mode = index[1], index[2], index[3] or shape[2]
+    if mode not in _MODES:
+        raise refuse(f"mode {mode} is not allowed: plain files only")
+    if (before == ABSENT, after == ABSENT) != (shape[1] == "new", shape[1] == "deleted"):
+        raise refuse("the index line and the file's state disagree")
+    hunks = tuple(_hunk(hunk, refuse) for hunk in entry)
+    if any(a.start + len(a.old) > b.start for a, b in pairwise(hunks)):
+        raise refuse("its hunks overlap or are out of order")
+    return FileDiff(path, before, after, mode, hunks)
+
+
+def _hunk(hunk: unidiff.Hunk, refuse: Callable[[str], DamagedPatchSet]) -> Hunk:
+    lines: list[tuple[str, bytes]] = []
+    for line in hunk:
+        if line.line_type == "\\":  # "No newline at end of file", of the line before
+            kind, last = lines[-1]
+            lines[-1] = (kind, last.removesuffix(b"\n"))
+        elif line.line_type:
+            lines.append((line.line_type, line.value.encode(_BYTES)))
+        else:
+            raise refuse("an empty line follows a hunk")
+    start = hunk.source_start - 1 if hunk.source_length else hunk.source_start
+    return Hunk(start, tuple(lines))

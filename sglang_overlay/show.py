@@ -1,0 +1,207 @@
+"""What commands print: one plain value each, as JSON or as a table."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .patchset.errors import PatchsetError
+from .patchset.plan import Proof, TreeState
+from .patchset.source import Progress
+from .patchset.tree import Tree
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Result = dict[str, Any]
+_COLOURS = {
+    "applied": "green",
+    "complete": "green",
+    "proved": "green",
+    "partial": "yellow",
+    "mixed": "yellow",
+    "drifted": "red",
+    "differs": "red",
+}
+
+
+def emit(result: Result, as_json: bool, draw: Callable[[Result], None]) -> None:
+    """Print ``result`` as JSON, or have ``draw`` print it."""
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        draw(result)
+
+
+def error(failure: PatchsetError, as_json: bool) -> None:
+    """Print a failure on standard error, and as JSON on standard output where asked."""
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "error": type(failure).__name__,
+                    "message": failure.message,
+                    "next": failure.next_step,
+                    "exit_code": failure.exit_code,
+                },
+                indent=2,
+            )
+        )
+    print(f"error: {failure.message}", file=sys.stderr)
+    if failure.next_step:
+        print(f"  next: {failure.next_step}", file=sys.stderr)
+
+
+def status(tree: Tree, state: TreeState) -> Result:
+    """The state of the tree, of each patch and of each file."""
+    return _head("status", tree, state) | {
+        "interrupted": tree.interrupted(),
+        "patches": [
+            {
+                "name": patch.name,
+                "subject": patch.header.subject,
+                "state": state.of_patch(patch.name),
+                "files": [
+                    {
+                        "path": diff.path,
+                        "state": state.of_file(patch.name, diff.path),
+                        "blob": state.files[diff.path].blob if diff.path in state.files else None,
+                    }
+                    for diff in patch.diffs
+                ],
+            }
+            for patch in state.series.patches
+        ],
+    }
+
+
+def changed(
+    command: str, tree: Tree, state: TreeState, chosen: frozenset[str], written: Sequence[str]
+) -> Result:
+    """What a command did, or would do, to the ``chosen`` patches' files."""
+    return _head(command, tree, state) | {
+        "patches": [
+            {
+                "name": patch.name,
+                "files": sum(diff.path in state.files for diff in patch.diffs),
+                "state": state.of_patch(patch.name),
+                "chosen": patch.name in chosen,
+            }
+            for patch in state.series.patches
+        ],
+        "written": list(written),
+    }
+
+
+def verified(tree: Tree, state: TreeState, proofs: Sequence[Proof]) -> Result:
+    """Each file's blob, found and expected."""
+    return _head("verify", tree, state) | {
+        "proved": all(proof.holds for proof in proofs),
+        "files": [
+            {"path": p.path, "found": p.found, "expected": p.expected, "holds": p.holds}
+            for p in proofs
+        ],
+    }
+
+
+def status_table(result: Result) -> None:
+    """Print what ``status`` gives."""
+    rows = [
+        (patch["name"], file["path"], file["state"])
+        for patch in result["patches"]
+        for file in patch["files"]
+    ]
+    _table(("patch", "file", "state"), rows)
+    _line(result, result["state"])
+    if result["interrupted"]:
+        print(
+            f"a run of {result['interrupted']['command']!r} was killed here, or is at work; "
+            "every file is whole, and apply or reverse finishes it"
+        )
+
+
+def change_table(result: Result) -> None:
+    """Print what ``changed`` gives."""
+    rows = [(p["name"], str(p["files"]), p["state"]) for p in result["patches"]]
+    _table(("patch", "files", "state"), rows)
+    if result.get("repaired"):
+        print(f"cleared away what a killed {result['repaired']} had left")
+    count, would = len(result["written"]), result["command"] == "check"
+    done = f"{count} file{'s' * (count != 1)} {'to write' if would else 'written'}"
+    _line(result, f"{result['state']}; {done if count else 'nothing to change'}")
+    for commit in result.get("commits", ()):
+        print(f"committed: {commit}")
+
+
+def verify_table(result: Result) -> None:
+    """Print what ``verified`` gives."""
+    rows = [
+        (file["path"], file["found"][:12], "proved" if file["holds"] else "differs")
+        for file in result["files"]
+    ]
+    _table(("file", "blob", "proof"), rows)
+    _line(result, "every blob is as it must be" if result["proved"] else "not as it must be")
+
+
+def fetch_line(result: Result) -> None:
+    """Print what ``fetch`` did."""
+    how = "is" if result["fetched"] else "was already"
+    print(f"SGLang {result['pin']} {how} in {result['directory']}")
+
+
+def lint_lines(result: Result) -> None:
+    """Print what ``lint`` found."""
+    for finding in result["findings"]:
+        print(finding)
+    print(f"{', '.join(result['pins'])}: {len(result['findings'])} findings")
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A progress bar on standard error, where that is a terminal."""
+    from rich.progress import Progress as Bar
+
+    with Bar(console=_console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        tasks: dict[str, Any] = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield advance
+
+
+def _head(command: str, tree: Tree, state: TreeState) -> Result:
+    return {
+        "command": command,
+        "tree": str(tree.top),
+        "layout": tree.layout,
+        "pin": state.series.pin.name,
+        "state": state.word,
+    }
+
+
+def _line(result: Result, text: str) -> None:
+    print(f"{result['tree']} ({result['layout']}, {result['pin']}): {text}")
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console(stderr=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, no_wrap=not console.is_terminal, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
+    console.print(table)
+
+
+def _console(*, stderr: bool) -> "Console":
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 200, highlight=False)
