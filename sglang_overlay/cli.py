@@ -29,7 +29,7 @@ class _Commands(click.Group):
                 args = [arg, *args[:place], *args[place + 1 :]]
                 break
         else:
-            if args and not {"--help", "--version"} & set(args):
+            if args and args[0].startswith("-") and not {"--help", "--version"} & set(args):
                 args = ["apply", *args]
         return super().parse_args(ctx, args)
 
@@ -94,8 +94,8 @@ def check(only: Sequence[str], skip: Sequence[str], as_json: bool, **given: Any)
     """Say what apply would do; write nothing."""
     tree, state = _open(**given)
     chosen = _choose(state, "apply", only, skip)
-    tree.guard()
     changes = plan(tree, state, state.applied | chosen)
+    tree.guard(changes)
     result = show.changed("check", tree, state, chosen, [change.path for change in changes])
     show.emit(result, as_json, show.change_table)
     return 0
@@ -169,8 +169,8 @@ def _change(
         state = _recognise(tree, pin, patches)
         chosen = _choose(state, command, only, skip)
         target = state.applied | chosen if command == "apply" else state.applied - chosen
-        tree.guard()
         changes = plan(tree, state, target)
+        tree.guard(changes)
         versions = state.manifest.versions
         steps = plan_commits(tree, state, tree.committable(versions), target) if commit else []
         killed = tree.interrupted()

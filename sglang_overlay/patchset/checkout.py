@@ -30,6 +30,7 @@ _SETTINGS = {
     "core.fsmonitor": "false",
     "core.autocrlf": "false",
     "core.attributesFile": os.devnull,
+    "i18n.commitEncoding": "UTF-8",
     "safe.directory": "*",
 }
 
@@ -67,7 +68,8 @@ class Checkout(Tree):
                 )
         return self._committed([*known])
 
-    def guard(self) -> None:
+    def guard(self, changes: Sequence[FileChange]) -> None:
+        super().guard(changes)
         for name, operation in _UNDER_WAY.items():
             if (self.top / self._run("rev-parse", "--git-path", name).strip()).exists():
                 raise UnsafeTree(

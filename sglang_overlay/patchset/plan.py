@@ -1,10 +1,10 @@
 """What is applied in a tree, and what to write to change that. Nothing is written here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .blobs import blob_id, short
+from .blobs import ABSENT, blob_id, short
 from .errors import DamagedPatchSet, Drift, UnsafeTree, Usage
 from .manifest import Manifest
 from .pin import Pin
@@ -17,7 +17,8 @@ from .weave import Subset
 class FileState:
     """One file as it is: its blob, and the patches in it (``None``: content we do not know).
 
-    ``crlf`` tells that the bytes on disk are the known content with CRLF line ends.
+    ``crlf`` tells that the bytes on disk are the known content with CRLF line ends,
+    or would be, for a file that is not there.
     """
 
     path: str
@@ -98,6 +99,9 @@ def observe(tree: Tree, series: Series, manifest: Manifest) -> TreeState:
             crlf = blob_id(unix) in versions and unix.replace(b"\n", b"\r\n") == content
             blob = blob_id(unix) if crlf else blob
         files[path] = FileState(path, blob, versions.get(blob), crlf)
+    if any(file.crlf for file in files.values()):
+        absent = {p: replace(f, crlf=True) for p, f in files.items() if f.blob == ABSENT}
+        files.update(absent)
     return TreeState(series, manifest, files)
 
 

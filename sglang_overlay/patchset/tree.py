@@ -98,8 +98,11 @@ class Tree:
         """Make one commit for each step: header, message, changes against the one before."""
         raise Usage(f"{self.top} is not a git checkout", "leave --commit out")
 
-    def guard(self) -> None:
-        """Raise ``UnsafeTree`` when nothing should be written here now."""
+    def guard(self, changes: Sequence[FileChange]) -> None:
+        """Raise when ``changes`` should not be written here now."""
+        for place in map(self._place, changes):
+            if place.exists() and not place.stat().st_mode & 0o222:
+                raise EnvironmentFailure(f"{place} is read-only", f"chmod u+w {place}")
 
     def interrupted(self) -> dict[str, Any] | None:
         """What a killed run was about (``command``, ``files``); ``None`` when none was."""
@@ -141,22 +144,19 @@ class Tree:
                 raise UnsafeTree(f"{change.path} changed while the run was under way")
         if not changes:
             return
-        folders = sorted({str(f) for place in places for f in place.parents if not f.exists()})
+        folders = self._fragile_folders(changes, places)
         moved: list[tuple[Path, bytes | None]] = []
         try:
             self._stage(changes, places, folders, command)
             for number, (change, place) in enumerate(zip(changes, places, strict=True)):
-                self._move(number, place, change.new)
                 moved.append((place, change.old))
+                self._move(number, place, change.new)
             self._sweep()
         except BaseException as error:
             self._undo(moved)
             if isinstance(error, OSError):
                 raise _failure(error, self.top) from error
             raise
-        for place, change in zip(places, changes, strict=True):
-            if change.new is None:
-                self._prune(place.parent)
 
     def recover(self) -> None:
         """Clear away what a killed run left. Hold the lock."""
@@ -168,9 +168,15 @@ class Tree:
     def _place(self, change: FileChange) -> Path:
         place = self.locate(change.path)
         assert place is not None, change.path
-        if place.exists() and not place.stat().st_mode & 0o222:
-            raise EnvironmentFailure(f"{place} is read-only", f"chmod u+w {place}")
         return place
+
+    def _fragile_folders(self, changes: Sequence[FileChange], places: Sequence[Path]) -> list[str]:
+        """The folders that must go if they end up empty: new ones, and those of deleted files."""
+        folders = set()
+        for change, place in zip(changes, places, strict=True):
+            parents = place.parents[: len(place.relative_to(self.top).parts) - 1]
+            folders |= {str(f) for f in parents if change.new is None or not f.exists()}
+        return sorted(folders)
 
     def _stage(
         self,
@@ -209,7 +215,7 @@ class Tree:
         try:
             for place, content in reversed(moved):
                 if content is None:
-                    place.unlink()
+                    place.unlink(missing_ok=True)
                     continue
                 _put(spare, content)
                 if place.exists():
@@ -236,15 +242,6 @@ class Tree:
                 staged.unlink()
         (journal / "journal.json").unlink(missing_ok=True)
         journal.rmdir()
-
-    def _prune(self, folder: Path) -> None:
-        """Remove ``folder`` and its parents while they are empty."""
-        while folder != self.top:
-            try:
-                folder.rmdir()
-            except OSError:
-                return
-            folder = folder.parent
 
 
 def open_tree(given: Path) -> Tree:

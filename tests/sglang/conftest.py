@@ -1,0 +1,54 @@
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ci.sglang_env import sglang_python
+from sglang_overlay.cli import main
+from sglang_overlay.patchset import source
+from sglang_overlay.patchset.pin import choose_pin, load_pins, patches_folder
+from sglang_overlay.patchset.series import Series, load_series
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def series() -> Series:
+    return load_series(choose_pin(load_pins(patches_folder()), "v0.5.23"))
+
+
+@pytest.fixture(scope="session")
+def python() -> Python:
+    """Runs the python that has SGLang's dependencies, on the SGLang source at ``source``."""
+    executable = sglang_python()
+
+    def run(source: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [executable, *args],
+            cwd=source,
+            env={**os.environ, "PYTHONPATH": str(source / "python"), **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def stock(series: Series, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pinned source as it is."""
+    place = tmp_path_factory.mktemp("sglang") / "stock"
+    assert source.fetch(series.pin, place, lambda what, done, total: None)
+    return place
+
+
+@pytest.fixture(scope="session")
+def patched(series: Series, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pinned source with the whole series."""
+    place = tmp_path_factory.mktemp("sglang") / "patched"
+    assert source.fetch(series.pin, place, lambda what, done, total: None)
+    assert main(["apply", "--sglang-dir", str(place)]) == 0
+    return place
