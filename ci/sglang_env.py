@@ -31,7 +31,7 @@ def sglang_python(version: str = "0.5.23") -> Path:
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
     folder = cache_folder() / "envs" / f"sglang-{version}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as held:
+    with folder.with_name(f"{folder.name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)

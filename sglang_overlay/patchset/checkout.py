@@ -8,15 +8,17 @@ the user's git configuration, hooks or filters takes part.
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from email.utils import parseaddr
+from functools import cached_property
 from pathlib import Path
-
-import git
+from typing import TYPE_CHECKING
 
 from .blobs import ABSENT, blob_id
 from .errors import EnvironmentFailure, UnsafeTree
 from .header import Header
 from .tree import FileChange, Tree
+
+if TYPE_CHECKING:
+    import git
 
 _UNDER_WAY = {
     "rebase-merge": "rebase",
@@ -44,15 +46,18 @@ class Checkout(Tree):
 
     layout = "checkout"
 
-    def __init__(self, top: Path) -> None:
-        super().__init__(top)
-        self._git = git.cmd.Git(top)
-        self._git.update_environment(
+    @cached_property
+    def _git(self) -> "git.cmd.Git":
+        import git  # only here: it takes longer to import than most commands to run
+
+        runner = git.cmd.Git(self.top)
+        runner.update_environment(
             GIT_CONFIG_GLOBAL=os.devnull,
             GIT_CONFIG_NOSYSTEM="1",
             GIT_TERMINAL_PROMPT="0",
             LC_ALL="C",
         )
+        return runner
 
     def committed(self, path: str) -> str | None:
         return self._committed([path])[path]
@@ -70,8 +75,11 @@ class Checkout(Tree):
 
     def guard(self, changes: Sequence[FileChange]) -> None:
         super().guard(changes)
+        folder = self.top / ".git"
+        if folder.is_file():  # a linked work tree or a submodule
+            folder = self.top / folder.read_text().removeprefix("gitdir:").strip()
         for name, operation in _UNDER_WAY.items():
-            if (self.top / self._run("rev-parse", "--git-path", name).strip()).exists():
+            if (folder / name).exists():
                 raise UnsafeTree(
                     f"{self.top}: a {operation} is under way", "finish or abort it first"
                 )
@@ -142,19 +150,16 @@ class Checkout(Tree):
         with tempfile.TemporaryFile() as stdin:
             stdin.write(content)
             stdin.seek(0)
-            try:
-                output = self._git.execute(
-                    ["git", *settings, *args],
-                    istream=stdin,
-                    env=dict(env),
-                    strip_newline_in_stdout=False,
-                )
-            except git.exc.GitCommandError as error:
-                raise GitFailed(
-                    f"{self.top}: git {args[0]} failed: {error.stderr.strip()}"
-                ) from error
-            except git.exc.GitCommandNotFound as error:
-                raise EnvironmentFailure("git is not installed, or not on PATH") from error
+            status, output, error = self._git.execute(
+                ["git", *settings, *args],
+                istream=stdin,
+                env=dict(env),
+                strip_newline_in_stdout=False,
+                with_extended_output=True,
+                with_exceptions=False,
+            )
+        if status != 0:
+            raise GitFailed(f"{self.top}: git {args[0]} failed: {error.strip()}")
         assert isinstance(output, str)
         return output
 
@@ -173,7 +178,7 @@ def create_checkout(top: Path, message: str, date: str, tag: str) -> Checkout:
 
 
 def _author(header: Header) -> dict[str, str]:
-    name, mail = parseaddr(header.author)
+    name, _, mail = header.author.removesuffix(">").rpartition(" <")
     return {
         f"GIT_{role}_{key}": value
         for role in ("AUTHOR", "COMMITTER")
