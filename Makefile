@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SGLANG_DIR ?= build/sglang
 
-.PHONY: apply test test-fast bench-apply lint clean
+.PHONY: apply test test-fast bench-apply wheel lint clean
 
 apply: .venv/installed
 ifeq ($(SGLANG_DIR),build/sglang)
@@ -17,7 +17,10 @@ test-fast: .venv/tools
 	$(BIN)/python -m pytest tests/patchset
 
 bench-apply: .venv/tools
-	$(BIN)/python ci/bench_apply.py
+	$(BIN)/python -m ci.bench_apply
+
+wheel: .venv/tools
+	$(BIN)/python -m ci.build_wheel
 
 lint: .venv/tools
 	$(BIN)/ruff check .

@@ -55,8 +55,9 @@ def on_the_pinned_tree(folder: Path) -> None:
     for _ in range(_RUNS):
         sides["git am"].append(timed(lambda: git(place, *IMPORT, *map(str, mails))))
         git(place, "reset", "-q", "--hard", pin.name)
-        commit = ("apply", "--commit", "--sglang-dir", place)
-        sides["apply --commit"].append(timed(lambda: overlay(*commit)))
+        sides["apply --commit"].append(
+            timed(lambda: overlay("apply", "--commit", "--sglang-dir", place))
+        )
         git(place, "reset", "-q", "--hard", pin.name)
         sides["apply"].append(timed(lambda: overlay("apply", "--sglang-dir", place)))
         sides["status"].append(timed(lambda: overlay("status", "--sglang-dir", place)))

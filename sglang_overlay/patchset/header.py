@@ -52,6 +52,11 @@ class Header:
         )
 
     @property
+    def switch(self) -> str:
+        """How the patch is switched off at run time, in words."""
+        return (self.values("Switch") or [""])[0]
+
+    @property
     def overlay(self) -> str:
         """``module`` or ``checkout-only``."""
         return (self.values("Overlay") or ["checkout-only"])[0]
@@ -125,6 +130,8 @@ def lint(header: Header) -> list[str]:
         if not values:
             found.append(f"no {key}: line")
         found += [f"{key}: {v!r} is none of {rule}" for v in values if not re.fullmatch(rule, v)]
+    if header.overlay == "module" and not header.values("Switch"):
+        found.append("no Switch: line; a module patch says how it is switched off at run time")
     return found
 
 

@@ -195,6 +195,7 @@ GOOD = {
     "Upstream-Status": "Pending",
     "Remove-When": "upstream does it",
     "Overlay": "module",
+    "Switch": "SGLANG_X=0",
     "Signed-off-by": "A Tester <tester@example.org>",
 }
 
@@ -224,6 +225,7 @@ def findings(**changed: str) -> list[str]:
         ({"Origin": "found it"}, "Origin: 'found it' is none of"),
         ({"Upstream_Status": "Submitted"}, "Upstream-Status: 'Submitted' is none of"),
         ({"Remove_When": ""}, "no Remove-When: line"),
+        ({"Switch": ""}, "no Switch: line"),
         ({"Overlay": "perhaps"}, "Overlay: 'perhaps' is none of"),
         ({"Signed_off_by": "me"}, "Signed-off-by: 'me' is none of"),
     ],
@@ -238,7 +240,11 @@ def test_lint_names_what_a_header_lacks(changed: dict[str, str], message: str) -
     "changed",
     [
         {},
-        {"Origin": "upstream, https://example.org/pull/1", "Overlay": "checkout-only"},
+        {
+            "Origin": "upstream, https://example.org/pull/1",
+            "Overlay": "checkout-only",
+            "Switch": "",
+        },
         {"Origin": f"backport, {'1' * 40}", "Upstream_Status": f"Backport [{'1' * 40}]"},
         {"Upstream_Status": "Submitted [https://example.org/pull/1]"},
         {"Upstream_Status": "Inappropriate [only for our cards]"},

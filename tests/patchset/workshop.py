@@ -17,6 +17,7 @@ TRAILERS = """Origin: vendor
 Upstream-Status: Pending
 Remove-When: the test is over
 Overlay: module
+Switch: unset it
 Signed-off-by: A Tester <tester@example.org>
 """
 BODY = "Why: so that a test has a patch to work with, one whose body is long enough to pass lint.\n"

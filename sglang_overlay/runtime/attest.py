@@ -1,0 +1,116 @@
+"""Does this overlay belong to this SGLang? Every blob is read before anything runs."""
+
+import hashlib
+import json
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import NamedTuple
+
+FILES = Path(__file__).resolve().parents[1] / "_files"
+_ABSENT = "0" * 40
+_REINSTALL = "Next: install the overlay wheel again, or set SGLANG_OVERLAY=0"
+
+
+class Refusal(Exception):
+    """Why ``import sglang`` must fail, and what to do."""
+
+
+class Module(NamedTuple):
+    """A patched module: its place below ``site-packages``, and the blobs before and after."""
+
+    place: str
+    base: str
+    blob: str
+
+    @property
+    def file(self) -> Path:
+        """The patched file in the overlay."""
+        return FILES / "modules" / self.place
+
+
+class Manifest(NamedTuple):
+    """What the wheel was built from. ``patches`` gives each patch's own runtime switch."""
+
+    file: Path
+    version: str
+    sglang: str
+    patches: dict[str, str]
+    modules: dict[str, Module]
+
+
+def load() -> Manifest:
+    """Read the overlay's manifest. Raises ``Refusal`` when it is damaged."""
+    file = FILES / "manifest.json"
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+        modules = {name: Module(**entry) for name, entry in table["modules"].items()}
+        return Manifest(file, table["version"], table["sglang"], dict(table["patches"]), modules)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refusal(f"{file} is damaged ({error!r}). {_REINSTALL}") from error
+
+
+def check(manifest: Manifest, spec: ModuleSpec, *, imported_early: bool) -> Path | None:
+    """``None`` when the overlay's files shall be used; else the ``sglang`` folder that holds
+    the same patches itself. ``spec`` is the original one of ``sglang``.
+
+    Raises ``Refusal`` when the overlay and what is installed do not belong together.
+    """
+    if imported_early:
+        raise Refusal(
+            "sglang was imported before the overlay's hook, by another .pth file or a "
+            "sitecustomize. Next: remove that import, or set SGLANG_OVERLAY=0"
+        )
+    if skipped := os.environ.get("SGLANG_OVERLAY_SKIP"):
+        known = ", ".join(manifest.patches)
+        switch = manifest.patches.get(skipped, f"no such patch; there is {known}")
+        raise Refusal(
+            f"SGLANG_OVERLAY_SKIP={skipped}: a built overlay is all or nothing. "
+            f"Next: unset it; to switch that patch off: {switch}"
+        )
+    _check_alone()
+    for name, module in manifest.modules.items():
+        if blob_of(module.file) != module.blob:
+            raise Refusal(f"{module.file} (module {name}) is not as it was built. {_REINSTALL}")
+    folders = list(spec.submodule_search_locations or ())
+    if len(folders) != 1:
+        raise Refusal(f"sglang is not one folder but {folders}. Next: leave one installed")
+    return _check_base(manifest, Path(folders[0]))
+
+
+def blob_of(file: Path) -> str:
+    """The git blob id of ``file``; forty zeros when there is none."""
+    try:
+        content = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return _ABSENT
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _check_alone() -> None:
+    for entry in sys.path:
+        other = Path(entry, "sglang_overlay", "_files")
+        if (other / "manifest.json").is_file() and other.resolve() != FILES:
+            raise Refusal(f"two overlays: {FILES} and {other}. Next: pip uninstall one of them")
+
+
+def _check_base(manifest: Manifest, package: Path) -> Path | None:
+    """Hold the files in ``package``, the ``sglang`` folder, against the pin's."""
+    modules = manifest.modules.values()
+    found = {module: blob_of(package.parent / module.place) for module in modules}
+    if all(blob == module.base for module, blob in found.items()):
+        return None
+    if all(blob == module.blob for module, blob in found.items()):
+        return package
+    for module, blob in found.items():
+        if blob not in (module.base, module.blob):
+            raise Refusal(
+                f"{package.parent / module.place} is not SGLang {manifest.sglang}'s (expected "
+                f"{module.base[:8]}, found {blob[:8]}). Next: pip install --force-reinstall "
+                f"--no-deps sglang=={manifest.sglang}, or uninstall the overlay"
+            )
+    raise Refusal(
+        f"{package} holds some of the patches itself. "
+        f"Next: sglang-overlay reverse --sglang-dir {package.parent}"
+    )
