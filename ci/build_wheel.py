@@ -59,11 +59,9 @@ def render(series: Series, files: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
         name = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        modules[name] = {
-            "place": place,
-            "base": blobs.blob(path, ()),
-            "blob": blobs.blob(path, members),
-        }
+        base, blob = blobs.blob(path, ()), blobs.blob(path, members)
+        partial = sorted(set(blobs.versions[path]) - {base, blob})
+        modules[name] = {"place": place, "base": base, "blob": blob, "partial": partial}
     table = {
         "version": version_of(series.pin),
         "sglang": series.pin.version,

@@ -23,7 +23,7 @@ class _Commands(click.Group):
     """``--sglang-dir`` may stand before the command, and alone it means ``apply``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        values = {"--sglang-dir", "--pin", "--patches", "--only", "--skip"}
+        values = {"--sglang-dir", "--pin", "--patches", "--only", "--skip", "--pid"}
         for place, arg in enumerate(args):
             if arg in self.commands and (place == 0 or args[place - 1] not in values):
                 args = [arg, *args[:place], *args[place + 1 :]]
@@ -50,6 +50,12 @@ def _options(*names: str) -> Callable[[Command], Command]:
             "--sglang-dir",
             "sglang_dir",
             required=True,
+            type=click.Path(path_type=Path),
+            help="A checkout, an unpacked tree, or a site-packages folder.",
+        ),
+        "tree": click.option(
+            "--sglang-dir",
+            "sglang_dir",
             type=click.Path(path_type=Path),
             help="A checkout, an unpacked tree, or a site-packages folder.",
         ),
@@ -111,13 +117,38 @@ def status(as_json: bool, **given: Any) -> int:
 
 
 @cli.command()
-@_options(*_TREE, "only", "skip", "json")
-def verify(only: Sequence[str], skip: Sequence[str], as_json: bool, **given: Any) -> int:
-    """Prove that the series, or part of it, is in: every blob, made anew. Exit 1 if not."""
-    tree, state = _open(**given)
+@_options("tree", "pin", "patches", "only", "skip", "json")
+@click.option("--pid", "pids", multiple=True, type=int, help="A server that runs the overlay.")
+def verify(
+    sglang_dir: Path | None,
+    pin: str | None,
+    patches: Path | None,
+    only: Sequence[str],
+    skip: Sequence[str],
+    pids: Sequence[int],
+    as_json: bool,
+) -> int:
+    """Prove that the series, or part of it, is in: every blob, made anew. Exit 1 if not.
+
+    Without --sglang-dir: that the overlay wheel of this environment is sound, and with
+    --pid that a running server and all that it started use it.
+    """
+    if sglang_dir is None:
+        return _verify_overlay(pids, as_json)
+    tree, state = _open(sglang_dir, pin, patches)
     proofs = prove(tree, state, _choose(state, "apply", only, skip))
     show.emit(show.verified(tree, state, proofs), as_json, show.verify_table)
     return 0 if all(proof.holds for proof in proofs) else 1
+
+
+def _verify_overlay(pids: Sequence[int], as_json: bool) -> int:
+    from . import installed
+
+    result = installed.verify()
+    result["processes"] = installed.verify_processes(list(pids))
+    show.emit(result, as_json, show.overlay_table)
+    sound = all(process["state"] == "patched" for process in result["processes"])
+    return 0 if sound and not result["problems"] else 1
 
 
 @cli.command()

@@ -144,6 +144,18 @@ def verify_table(result: Result) -> None:
     _line(result, "every blob is as it must be" if result["proved"] else "not as it must be")
 
 
+def overlay_table(result: Result) -> None:
+    """Print what ``verify`` gives for an installed overlay."""
+    rows = [(module["name"], module["blob"][:12]) for module in result["modules"]]
+    _table(("module", "blob"), rows)
+    for process in result["processes"]:
+        print(f"process {process['pid']} ({process['command']}): {process['state']}")
+    for problem in result["problems"]:
+        print(f"problem: {problem}")
+    state = f"{len(result['problems'])} problems" if result["problems"] else "sound"
+    print(f"{result['overlay']} over {result['sglang']}: {state}")
+
+
 def fetch_line(result: Result) -> None:
     """Print what ``fetch`` did."""
     how = "is" if result["fetched"] else "was already"

@@ -18,11 +18,13 @@ class Refusal(Exception):
 
 
 class Module(NamedTuple):
-    """A patched module: its place below ``site-packages``, and the blobs before and after."""
+    """A patched module: its place below ``site-packages``, its blob in the pin and in the
+    overlay, and those that some of the patches give."""
 
     place: str
     base: str
     blob: str
+    partial: list[str]
 
     @property
     def file(self) -> Path:
@@ -98,13 +100,13 @@ def _check_alone() -> None:
 def _check_base(manifest: Manifest, package: Path) -> Path | None:
     """Hold the files in ``package``, the ``sglang`` folder, against the pin's."""
     modules = manifest.modules.values()
-    found = {module: blob_of(package.parent / module.place) for module in modules}
-    if all(blob == module.base for module, blob in found.items()):
+    found = [(module, blob_of(package.parent / module.place)) for module in modules]
+    if all(blob == module.base for module, blob in found):
         return None
-    if all(blob == module.blob for module, blob in found.items()):
+    if all(blob == module.blob for module, blob in found):
         return package
-    for module, blob in found.items():
-        if blob not in (module.base, module.blob):
+    for module, blob in found:
+        if blob not in (module.base, module.blob, *module.partial):
             raise Refusal(
                 f"{package.parent / module.place} is not SGLang {manifest.sglang}'s (expected "
                 f"{module.base[:8]}, found {blob[:8]}). Next: pip install --force-reinstall "
