@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from . import __version__, show
-from .patchset import header, manifest, source
+from .patchset import header, manifest
 from .patchset.errors import DamagedPatchSet, PatchsetError, Usage
 from .patchset.pin import Pin, choose_pin, load_pins, patches_folder
 from .patchset.plan import TreeState, observe, plan, plan_commits, prove, recognise
@@ -136,7 +136,7 @@ def verify(
     if sglang_dir is None:
         return _verify_overlay(pids, as_json)
     tree, state = _open(sglang_dir, pin, patches)
-    proofs = prove(tree, state, _choose(state, "apply", only, skip))
+    proofs = prove(state, _choose(state, "apply", only, skip))
     show.emit(show.verified(tree, state, proofs), as_json, show.verify_table)
     return 0 if all(proof.holds for proof in proofs) else 1
 
@@ -156,6 +156,8 @@ def _verify_overlay(pids: Sequence[int], as_json: bool) -> int:
 @_options("pin", "patches", "json")
 def fetch(directory: Path, pin: str | None, patches: Path | None, as_json: bool) -> int:
     """Lay the pinned SGLang source out as a git checkout in DIRECTORY."""
+    from .patchset import source
+
     pins = load_pins(patches or patches_folder())
     chosen = choose_pin(pins, pin) if pin else pins[-1]
     with show.progress() as progress:
@@ -170,6 +172,8 @@ def fetch(directory: Path, pin: str | None, patches: Path | None, as_json: bool)
 @_options("patches", "json")
 def lint(write: bool, patches: Path | None, as_json: bool) -> int:
     """Check every header, and every blob against the pinned source. Exit 5 when damaged."""
+    from .patchset import source
+
     findings, pins = [], load_pins(patches or patches_folder())
     for pin in pins:
         series = load_series(pin)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from .patchset.errors import PatchsetError
 from .patchset.plan import Proof, TreeState
-from .patchset.source import Progress
 from .patchset.tree import Tree
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from .patchset.source import Progress
 
 Result = dict[str, Any]
 _COLOURS = {
@@ -170,11 +169,12 @@ def lint_lines(result: Result) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def progress() -> "Iterator[Progress]":
     """A progress bar on standard error, where that is a terminal."""
+    from rich.console import Console
     from rich.progress import Progress as Bar
 
-    with Bar(console=_console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         tasks: dict[str, Any] = {}
 
         def advance(what: str, done: int, total: int) -> None:
@@ -200,20 +200,19 @@ def _line(result: Result, text: str) -> None:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table: rich where somebody looks at it, plain columns where a program reads it."""
+    if not sys.stdout.isatty():
+        lines = [titles, *rows]
+        widths = [max(len(line[n]) for line in lines) for n in range(len(titles))]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            print("  ".join(cells).rstrip())
+        return
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = _console(stderr=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, no_wrap=not console.is_terminal, overflow="fold")
+    table = Table(*titles, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
-    console.print(table)
-
-
-def _console(*, stderr: bool) -> "Console":
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 200, highlight=False)
+    Console().print(table)

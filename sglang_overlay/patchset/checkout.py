@@ -106,10 +106,10 @@ class Checkout(Tree):
         head = parent = self._head()
         made = []
         with tempfile.TemporaryDirectory() as folder:
+            self._store([change for _, _, changes in steps for change in changes], Path(folder))
             index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             self._run("read-tree", head, env=index)
             for header, message, changes in steps:
-                self._store(changes)
                 self._set_index(changes, env=index)
                 tree = self._run("write-tree", env=index).strip()
                 parent = self._run(
@@ -135,10 +135,15 @@ class Checkout(Tree):
         except GitFailed:
             return ""
 
-    def _store(self, changes: Sequence[FileChange]) -> None:
-        for change in changes:
+    def _store(self, changes: Sequence[FileChange], folder: Path) -> None:
+        """Write every new content into the object store, by one git."""
+        files = []
+        for number, change in enumerate(changes):
             if change.new is not None:
-                self._run("hash-object", "-w", "--stdin", text=change.new)
+                files.append(folder / str(number))
+                files[-1].write_bytes(change.new)
+        names = "".join(f"{file}\n" for file in files)
+        self._run("hash-object", "-w", "--no-filters", "--stdin-paths", text=names)
 
     def _set_index(self, changes: Sequence[FileChange], env: Mapping[str, str] = {}) -> None:
         lines = [f"{0 if c.new is None else c.mode} {blob_id(c.new)}\t{c.path}\n" for c in changes]

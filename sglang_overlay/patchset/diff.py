@@ -12,6 +12,7 @@ from .blobs import ABSENT
 from .errors import DamagedPatchSet
 
 _INDEX = re.compile(r"index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d{6}))?\n")
+_CREATED = re.compile(r"(new|deleted) file mode (\d+)\n")
 _MODES = ("100644", "100755")
 _PATH = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*", re.ASCII)
 # unidiff decodes what it is fed; latin-1 maps every byte to one character and back.
@@ -80,31 +81,32 @@ def _length(entry: unidiff.PatchedFile) -> int:
 
 
 def _file(entry: unidiff.PatchedFile, name: str) -> FileDiff:
-    info = "".join(entry.patch_info or ())
-    first = info.partition("\n")[0]
-    match = re.fullmatch(r"diff --git a/(.+) b/\1", first)
+    first, *info = entry.patch_info or [""]
+    path = entry.source_file.removeprefix("a/")
+    if entry.source_file == "/dev/null":
+        path = entry.target_file.removeprefix("b/")
 
     def refuse(why: str) -> DamagedPatchSet:
-        return DamagedPatchSet(f"patch {name}: {match[1] if match else first}: {why}")
+        return DamagedPatchSet(f"patch {name}: {path}: {why}")
 
-    if match is None:
+    if first != f"diff --git a/{path} b/{path}\n":
         raise refuse("renames and unusual prefixes are not allowed")
-    path = match[1]
     if not _PATH.fullmatch(path) or {".", "..", ".git"} & set(path.split("/")):
         raise refuse("the path leaves the tree or is not plain")
     if entry.is_binary_file:
         raise refuse("binary files are not allowed")
-    allowed = rf"{re.escape(first)}\n(?:(new|deleted) file mode (\d+)\n)?(index .*\n)"
-    shape = re.fullmatch(allowed, info)
-    if shape is None:
-        raise refuse("mode changes, renames and files without a change are not allowed")
-    index = _INDEX.fullmatch(shape[3])
+    created = _CREATED.fullmatch(info[0]) if len(info) == 2 else None
+    index = _INDEX.fullmatch(info[-1]) if len(info) == 1 or created else None
     if index is None:
-        raise refuse("the index line does not hold two full blob ids (--full-index)")
-    before, after, mode = index[1], index[2], index[3] or shape[2]
+        raise refuse(
+            "only an index line with two full blob ids may stand there: "
+            "mode changes, renames and files without a change are not allowed"
+        )
+    before, after, mode = index[1], index[2], index[3] or (created and created[2])
     if mode not in _MODES:
         raise refuse(f"mode {mode} is not allowed: plain files only")
-    if (before == ABSENT, after == ABSENT) != (shape[1] == "new", shape[1] == "deleted"):
+    how = created and created[1]
+    if (before == ABSENT, after == ABSENT) != (how == "new", how == "deleted"):
         raise refuse("the index line and the file's state disagree")
     hunks = tuple(_hunk(hunk, refuse) for hunk in entry)
     if any(a.start + len(a.old) > b.start for a, b in pairwise(hunks)):

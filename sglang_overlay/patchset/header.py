@@ -2,10 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
-from email.message import Message
-from email.parser import Parser
-from email.utils import parsedate_to_datetime
 
 from .errors import DamagedPatchSet
 
@@ -76,16 +72,14 @@ def split_mail(mail: bytes, name: str) -> tuple[Header, bytes]:
     if not found:
         raise DamagedPatchSet(f"patch {name}: holds no git diff")
     text = text.removesuffix(b"\n---\n")
-    message: Message = Parser().parsestr(_text(text[text.index(b"\n") + 1 :], name))
-    payload = message.get_payload()
-    if not isinstance(payload, str) or message.is_multipart():
-        raise DamagedPatchSet(f"patch {name}: the mail is not plain text")
+    fields, _, payload = _text(text[text.index(b"\n") + 1 :], name).partition("\n\n")
+    values = dict(line.partition(": ")[::2] for line in fields.replace("\n ", " ").split("\n"))
     body, trailers = _split_trailers(payload)
-    subject = " ".join(str(message.get("Subject", "")).split())
+    subject = values.get("Subject", "")
     header = Header(
         subject=subject,
-        author=str(message.get("From", "")),
-        date=str(message.get("Date", "")),
+        author=values.get("From", ""),
+        date=values.get("Date", ""),
         message=f"{subject}\n\n{payload.strip()}\n",
         body=body,
         trailers=trailers,
@@ -118,7 +112,7 @@ def lint(header: Header) -> list[str]:
         found.append(f"Subject is {len(header.subject)} characters long; 78 at most")
     if not re.fullmatch(_RULES["Signed-off-by"], header.author):
         found.append(f"From {header.author!r} is not 'Name <mail>'")
-    if _date(header.date) is None:
+    if not _is_mail_date(header.date):
         found.append(f"Date {header.date!r} is not a mail date")
     if len(header.body.split()) < 20:
         found.append("the body does not say why the patch exists and how it was tested")
@@ -135,8 +129,11 @@ def lint(header: Header) -> list[str]:
     return found
 
 
-def _date(value: str) -> datetime | None:
+def _is_mail_date(value: str) -> bool:
+    from email.utils import parsedate_to_datetime  # lint alone needs it, and it is slow to import
+
     try:
-        return parsedate_to_datetime(value)
+        parsedate_to_datetime(value)
     except ValueError:
-        return None
+        return False
+    return True

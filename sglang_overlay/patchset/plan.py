@@ -22,6 +22,7 @@ class FileState:
     """
 
     path: str
+    content: bytes | None
     blob: str
     holds: Subset | None
     crlf: bool = False
@@ -98,7 +99,7 @@ def observe(tree: Tree, series: Series, manifest: Manifest) -> TreeState:
             unix = content.replace(b"\r\n", b"\n")
             crlf = blob_id(unix) in versions and unix.replace(b"\n", b"\r\n") == content
             blob = blob_id(unix) if crlf else blob
-        files[path] = FileState(path, blob, versions.get(blob), crlf)
+        files[path] = FileState(path, content, blob, versions.get(blob), crlf)
     if any(file.crlf for file in files.values()):
         absent = {p: replace(f, crlf=True) for p, f in files.items() if f.blob == ABSENT}
         files.update(absent)
@@ -154,11 +155,10 @@ def plan(tree: Tree, state: TreeState, target: frozenset[str]) -> list[FileChang
     changes = []
     for path, file in state.files.items():
         if file.holds != wanted[path]:
-            old = tree.read(path)
-            new = _version(state, path, _pristine(tree, state, path), wanted[path])
+            new = _version(state, path, _pristine(state, path), wanted[path])
             if file.crlf and new is not None:
                 new = new.replace(b"\n", b"\r\n")
-            changes.append(_change(state, path, old, new))
+            changes.append(_change(state, path, file.content, new))
     return changes
 
 
@@ -208,7 +208,7 @@ def plan_commits(
         changes = []
         for path in paths:
             if path not in pristine:
-                pristine[path] = _pristine(tree, state, path)
+                pristine[path] = _pristine(state, path)
             names = head[path] | {patch.name} if added else head[path] - {patch.name}
             weave = state.series.weaves[path]
             old, new = (
@@ -236,7 +236,7 @@ class Proof:
         return self.found == self.expected
 
 
-def prove(tree: Tree, state: TreeState, target: frozenset[str]) -> list[Proof]:
+def prove(state: TreeState, target: frozenset[str]) -> list[Proof]:
     """Hold every file against ``target`` applied to the pristine file.
 
     The pristine file is made from what is on disk and must have the pin's blob; the
@@ -248,13 +248,14 @@ def prove(tree: Tree, state: TreeState, target: frozenset[str]) -> list[Proof]:
         wanted = state.series.weaves[path].restrict(target)
         expected = state.manifest.blob(path, wanted)
         if file.holds is not None:
-            expected = blob_id(_version(state, path, _pristine(tree, state, path), wanted))
+            expected = blob_id(_version(state, path, _pristine(state, path), wanted))
         proofs.append(Proof(path, file.blob, expected))
     return proofs
 
 
-def _pristine(tree: Tree, state: TreeState, path: str) -> bytes | None:
-    file, content = state.files[path], tree.read(path)
+def _pristine(state: TreeState, path: str) -> bytes | None:
+    file = state.files[path]
+    content = file.content
     assert file.holds is not None, path
     if file.crlf and content is not None:
         content = content.replace(b"\r\n", b"\n")

@@ -58,7 +58,10 @@ CHMOD = f"diff --git a/{B} b/{B}\nold mode 100644\nnew mode 100755\n"
         (replace("python/sglang/a.py", "a file.py"), "the path leaves the tree"),
         (replace(NEW, A), f"changes {A} twice"),
         (replace(f"{'0' * 40}..", f"{'1' * 40}.."), "the index line and the file's state disagree"),
-        (lambda m: re.sub(rb"index (\w{7})\w+\.\.(\w{7})\w+", rb"index \1..\2", m), "--full-index"),
+        (
+            lambda m: re.sub(rb"index (\w{7})\w+\.\.(\w{7})\w+", rb"index \1..\2", m),
+            "two full blob ids",
+        ),
         (add(BINARY), "binary files are not allowed"),
         (add(RENAME), "renames and unusual prefixes are not allowed"),
         (add(LINK), "mode 120000 is not allowed"),
