@@ -151,6 +151,8 @@ class Tree:
             for number, (change, place) in enumerate(zip(changes, places, strict=True)):
                 moved.append((place, change.old))
                 self._move(number, place, change.new)
+            for folder in {place.parent for place in places}:
+                _sync(folder)
             self._sweep()
         except BaseException as error:
             self._undo(moved)
@@ -207,7 +209,6 @@ class Tree:
             place.unlink()
         else:
             (self.top / _JOURNAL / str(number)).replace(place)
-        _sync(place.parent)
 
     def _undo(self, moved: Sequence[tuple[Path, bytes | None]]) -> None:
         """Put back what was ``moved``; on a second failure the journal stays and names it."""
