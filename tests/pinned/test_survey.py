@@ -1,0 +1,40 @@
+"""The table of docs/eagle-graphs.md is what the pinned source says."""
+
+from pathlib import Path
+
+import pytest
+
+from ci.spec_graph_survey import SurveyError, markdown, survey
+from sglang_overlay.cli import main
+
+WORKER = "python/sglang/srt/speculative/eagle_worker_v2.py"
+
+
+def test_the_table_in_the_docs_is_read_from_the_source(fetched: Path, checkout: Path) -> None:
+    assert main(["apply", "--sglang-dir", str(checkout)]) == 0
+    table = markdown(survey(fetched / "python/sglang"), survey(checkout / "python/sglang"))
+    text = (Path(__file__).parents[2] / "docs/eagle-graphs.md").read_text()
+    assert table in text
+    assert "| flashinfer, MLA | captured | captured | eager, **captured when patched** |" in table
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "backend", "verdict"),
+    [
+        ("            TritonAttnBackend,\n", "", "triton", "eager"),
+        ("graph_supported_backend_types = [", "renamed = [", "triton", None),
+    ],
+)
+def test_a_change_upstream_turns_the_survey(
+    checkout: Path, old: str, new: str, backend: str, verdict: str | None
+) -> None:
+    file = checkout / WORKER
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new).replace("graph_supported_backend_types.", "gone."))
+    if verdict is None:
+        with pytest.raises(SurveyError):
+            survey(checkout / "python/sglang")
+        return
+    rows = {(row.backend, row.step): row for row in survey(checkout / "python/sglang")}
+    assert rows[backend, "draft-extend"].verdict == verdict
