@@ -49,9 +49,7 @@ def render(series: Series, files: Path) -> None:
         place = path.removeprefix("python/")
         if place == path or not path.endswith(".py"):
             continue
-        members = weave.restrict(
-            frozenset(p.name for p in series.patches if p.header.overlay == "module")
-        )
+        members = weave.restrict(series.module_patches)
         content = weave.forward(read(path), members)
         if not members or content is None:
             continue
@@ -66,7 +64,7 @@ def render(series: Series, files: Path) -> None:
         "version": version_of(series.pin),
         "sglang": series.pin.version,
         "patches": {
-            p.name: p.header.switch for p in series.patches if p.header.overlay == "module"
+            p.name: p.header.switch for p in series.patches if p.name in series.module_patches
         },
         "modules": modules,
     }

@@ -179,7 +179,15 @@ def lint(write: bool, patches: Path | None, as_json: bool) -> int:
         series = load_series(pin)
         for patch in series.patches:
             findings += [f"{pin.name}/{patch.name}: {text}" for text in header.lint(patch.header)]
-        computed = manifest.compute(series, source.pinned_reader(pin))
+        read = source.pinned_reader(pin)
+        computed = manifest.compute(series, read)
+        for path, weave in series.weaves.items():
+            members = weave.restrict(series.module_patches)
+            if members and b"__file__" in (weave.forward(read(path), members) or b""):
+                findings.append(
+                    f"{pin.name}/{path}: uses __file__, which an overlay changes: "
+                    f"{', '.join(members)} must be Overlay: checkout-only"
+                )
         if write:
             manifest.write(computed, pin.folder)
         elif manifest.load(series) != computed:

@@ -45,6 +45,11 @@ class Series:
         return {patch.name: patch for patch in self.patches}
 
     @cached_property
+    def module_patches(self) -> frozenset[str]:
+        """The patches that an overlay wheel carries."""
+        return frozenset(p.name for p in self.patches if p.header.overlay == "module")
+
+    @cached_property
     def weaves(self) -> dict[str, Weave]:
         """The weave of every file that a patch touches, by path."""
         changes: dict[str, list[Change]] = {}

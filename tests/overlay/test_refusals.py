@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sglang_overlay.cli import main
+from sglang_overlay.patchset.source import pinned_wheel
 
 from .conftest import PIN, Environment, changed, make_environment
 
@@ -185,21 +186,13 @@ def test_another_sglang_underneath_is_refused_and_pip_check_names_it_and_uninsta
     before = {path for path in environment.packages.rglob("*") if "pip" not in path.parts}
     environment.pip("install", "--no-deps", "--no-index", wheel)
     environment.code("import sglang.srt.arg_groups.field_order")
-    info = next(environment.packages.glob("sglang-*.dist-info"))
-    metadata = (info / "METADATA").read_text()
-    newer = metadata.replace(f"Version: {PIN.version}", "Version: 0.5.99", 1)
-    engine = environment.packages / ENGINE
-    with (
-        changed(info / "METADATA", newer.encode()),
-        changed(engine, engine.read_bytes() + b"# newer\n"),
-    ):
-        assert "is not SGLang" in environment.refused()
-        info.rename(info.with_name("sglang-0.5.99.dist-info"))
-        checked = environment.run("-m", "pip", "check")
-        info.with_name("sglang-0.5.99.dist-info").rename(info)
+    environment.pip("install", "--no-deps", "sglang==0.5.22")
+    assert "is not SGLang 0.5.23's" in environment.refused()
+    checked = environment.run("-m", "pip", "check")
     assert checked.returncode == 1
-    wanted = f"has requirement sglang=={PIN.version}, but you have sglang 0.5.99"
-    assert wanted in checked.stdout
+    assert f"has requirement sglang=={PIN.version}, but you have sglang 0.5.22" in checked.stdout
+    environment.pip("install", "--no-deps", "--no-index", pinned_wheel(PIN))
+    environment.code("import sglang.srt.arg_groups.field_order")
     environment.pip("uninstall", "-y", "sglang-overlay")
     after = {path for path in environment.packages.rglob("*") if "pip" not in path.parts}
     left = {path for path in after - before if "__pycache__" not in path.parts}

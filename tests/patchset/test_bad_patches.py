@@ -189,6 +189,16 @@ def test_lint_holds_the_manifest_against_the_pinned_source(
     assert snapshot(place) == before
 
 
+def test_lint_keeps_modules_that_use_their_own_path_out_of_the_overlay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = Workshop(tmp_path, {A: numbered(40, l1="here = __file__")})
+    shop.patch("one", {A: numbered(40, l1="here = __file__", l20="twenty")})
+    with pytest.raises(AssertionError):
+        shop.seal()
+    assert f"{A}: uses __file__, which an overlay changes: one must be" in capsys.readouterr().out
+
+
 GOOD = {
     "Subject": "engine: keep what the user set",
     "From": "A Tester <tester@example.org>",
