@@ -1,0 +1,331 @@
+"""EAGLE with FlashInfer MLA on one GPU: draft-extend in a CUDA graph against eager, and speed.
+
+usage: python3 eagle_graphs.py [--list] [--out DIR] [--budget SECONDS] CASE...
+
+Each case starts an engine in a process of its own, prints RESULT lines and keeps its log and
+traces under --out. Which SGLang runs is the environment's business: stock, or with the overlay
+wheel; SGLANG_OVERLAY=0 gives the stock side of a pair. `--against A B` compares two traced cases.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import pickle
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SPECULATION = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": 2,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 3,
+}
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "log_level": "info",
+    "mem_fraction_static": 0.3,
+    "sampling_backend": "pytorch",
+    "max_running_requests": 16,
+    "disable_radix_cache": True,
+    "cuda_graph_backend_prefill": "disabled",
+    "cuda_graph_bs_decode": [1, 2, 4, 8, 16],
+    "attention_backend": "flashinfer",
+    **SPECULATION,
+}
+EAGER = {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": "1"}
+TRACE, SHADOW = {"HOOK_TRACE": "1"}, {"HOOK_TRACE": "1", "HOOK_SHADOW": "1"}
+FA2 = {"FORCE_FA2": "1"}
+SPLIT = {"HOOK_SPLIT": "1"}
+#: name: (what is done, engine arguments that differ, environment)
+CASES = {
+    "speed": ("speed", {}, {}),
+    "speed-eager": ("speed", {}, EAGER),
+    "speed-fa2": ("speed", {}, FA2),
+    "speed-triton": ("speed", {"attention_backend": "triton"}, {}),
+    "speed-none": ("speed", dict.fromkeys(SPECULATION), {}),
+    "split": ("speed", {}, SPLIT),
+    "split-triton": ("speed", {"attention_backend": "triton"}, SPLIT),
+    "graph": ("accept", {}, SHADOW),
+    "eager": ("accept", {}, EAGER | TRACE),
+    "graph-fa2": ("accept", {}, SHADOW | FA2),
+    "eager-fa2": ("accept", {}, EAGER | TRACE | FA2),
+    "graph-fp8": ("accept", {"kv_cache_dtype": "fp8_e4m3"}, SHADOW),
+    "graph-frspec": ("accept", {"speculative_token_map": "hot.pt"}, SHADOW),
+    "churn": ("churn", {}, SHADOW),
+    "soak": ("soak", {}, {}),
+}
+#: Prompt lengths at and around a page of 64; 3 requests are padded to 4; 16 is the largest graph.
+BATCHES = {
+    1: [65],
+    3: [1, 63, 129],
+    16: [1, 2, 3, 31, 32, 33, 61, 62, 63, 64, 65, 127, 128, 129, 255, 600],
+}
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+def result(**fields):
+    print("RESULT", json.dumps(fields), flush=True)
+
+
+def prompt(length, salt):
+    return [(7919 * (n + 1) + 104729 * salt) % 30000 + 5 for n in range(length)]
+
+
+def used_mib():
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def speed(engine, tokens):
+    """Milliseconds a cycle and tokens a second, batch 1: the median of five runs."""
+    runs = []
+    for count in (64, *[512] * 5):
+        start = time.perf_counter()
+        output = engine.generate(
+            input_ids=[prompt(32, 0)], sampling_params=GREEDY | {"max_new_tokens": count}
+        )[0]
+        seconds = time.perf_counter() - start
+        cycles = output["meta_info"].get("spec_verify_ct") or count
+        runs.append((seconds / cycles * 1e3, count / seconds, count / cycles))
+    cycle, rate, accepted = statistics.median(runs[1:])
+    return {
+        "cycle_ms": round(cycle, 3),
+        "tps": round(rate, 1),
+        "accept_length": round(accepted, 3),
+        "cycle_ms_all": [round(run[0], 3) for run in runs[1:]],
+    }
+
+
+def accept(engine, tokens):
+    """The tokens and verify passes of every request of BATCHES."""
+    runs = []
+    for size, lengths in BATCHES.items():
+        # The largest batch shrinks: its requests end one after the other.
+        counts = [max(tokens - 12 * n, 16) if size == 16 else tokens for n in range(size)]
+        outputs = engine.generate(
+            input_ids=[prompt(length, 100 * size + n) for n, length in enumerate(lengths)],
+            sampling_params=[GREEDY | {"max_new_tokens": count} for count in counts],
+            rid=[f"b{size}-{n}" for n in range(size)],
+        )
+        runs.append(
+            {
+                "bs": size,
+                "prompt": lengths,
+                "ids": [output["output_ids"] for output in outputs],
+                "verify": [output["meta_info"]["spec_verify_ct"] for output in outputs],
+            }
+        )
+    return {"runs": runs}
+
+
+def churn(engine, tokens):
+    """Requests that join while others run; every fourth is aborted."""
+
+    async def one(number):
+        await asyncio.sleep(0.15 * number)
+        count = 60 + 40 * (number % 7)
+        task = asyncio.ensure_future(
+            engine.async_generate(
+                input_ids=prompt(3 + 29 * number, number),
+                sampling_params=GREEDY | {"max_new_tokens": count},
+                rid=f"c-{number}",
+            )
+        )
+        if number % 4 == 3:
+            await asyncio.sleep(0.2)
+            engine.tokenizer_manager.abort_request(rid=f"c-{number}")
+        return len((await task)["output_ids"])
+
+    async def every():
+        return await asyncio.gather(*map(one, range(24)), return_exceptions=True)
+
+    found = engine.loop.run_until_complete(every())
+    return {"lengths": [n if isinstance(n, int) else repr(n)[:80] for n in found]}
+
+
+def soak(engine, tokens):
+    """50,000 cycles, or seven minutes of them; memory of the GPU at the first and last run."""
+    cycles, memory, end = 0, [], time.monotonic() + 420
+    while cycles < 50_000 and time.monotonic() < end:
+        outputs = engine.generate(
+            input_ids=[prompt(32, n) for n in range(4)],
+            sampling_params=GREEDY | {"max_new_tokens": 3900},
+        )
+        cycles += max(output["meta_info"]["spec_verify_ct"] for output in outputs)
+        memory.append(used_mib())
+    return {"cycles": cycles, "mib_first": memory[0], "mib_last": memory[-1]}
+
+
+def child(spec):
+    """What an engine's own process does."""
+    given = json.loads(spec)
+    kind, tokens = given.pop("kind"), given.pop("tokens")
+    import sglang
+
+    start = time.perf_counter()
+    engine = sglang.Engine(**given)
+    started = round(time.perf_counter() - start, 1)
+    work = {"speed": speed, "accept": accept, "churn": churn, "soak": soak}[kind]
+    print("CHILD", json.dumps(work(engine, tokens) | {"start_s": started}), flush=True)
+    engine.shutdown()
+
+
+def run(name, options):
+    kind, differing, environment = CASES[name]
+    out = options.out / name
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    shutil.copy(HERE / "hook.py", out / "sitecustomize.py")
+    engine = {k: v for k, v in (ENGINE | differing).items() if v is not None}
+    engine |= {"model_path": str(options.model), "kind": kind, "tokens": options.tokens}
+    if "speculative_token_map" in engine:
+        engine["speculative_token_map"] = str(options.model / "hot.pt")
+    path = os.pathsep.join([str(out), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | environment | {"HOOK_OUT": str(out), "PYTHONPATH": path}
+    if kind in ("speed", "soak") and "speculative_algorithm" in engine:
+        environment["SGLANG_SIMULATE_ACC_LEN"] = "2.1"
+    command = [sys.executable, str(HERE / "eagle_graphs.py"), "--child", json.dumps(engine)]
+    log = out / "log"
+    with log.open("w") as stream:
+        try:
+            code = subprocess.run(
+                command, env=environment, stdout=stream, stderr=subprocess.STDOUT, check=False,
+                timeout=options.timeout,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            code = "timeout"
+    text = log.read_text(errors="replace")
+    found = re.search(r"^CHILD (.*)$", text, re.MULTILINE)
+    table = json.loads(found[1]) if found else {}
+    captured = re.search(r"Capture draft extend CUDA graph end\. (.*)", text)
+    runs = table.pop("runs", [])
+    fields = {"case": name, "rc": code, **table, "capture": captured and captured[1]}
+    result(**fields, overlay="sglang-overlay[" in text, fa2="HOOK fa2 is forced" in text)
+    if not found:
+        print("\n".join(text.splitlines()[-40:]), flush=True)
+    (out / "runs.json").write_text(json.dumps(runs))
+    for one in runs:
+        lengths = [round(len(i) / v, 3) for i, v in zip(one["ids"], one["verify"], strict=True)]
+        result(case=name, bs=one["bs"], accept_length=lengths)
+    if (out / "split.json").exists():
+        result(case=name, host_ms_a_cycle=json.loads((out / "split.json").read_text()))
+    if (out / "shadow.jsonl").exists():
+        shadow(name, out / "shadow.jsonl")
+
+
+def shadow(name, file):
+    """Graph against eager, the same cycle on the same inputs, by batch size."""
+    groups = {}
+    for line in file.read_text().splitlines():
+        entry = json.loads(line)
+        groups.setdefault((entry["bs"], entry["graph_bs"]), []).append(entry)
+    for (size, graph), entries in sorted(groups.items()):
+        lengths = [length for entry in entries for length in entry["kv_lens"]]
+        result(
+            case=name,
+            what="graph against eager, same inputs",
+            bs=size,
+            graph_bs=graph,
+            cycles=len(entries),
+            bit_equal=sum(e["dlogit"] == 0 and e["dhidden"] == 0 for e in entries),
+            max_dlogit=round(max(e["dlogit"] for e in entries), 5),
+            max_dhidden=round(max(e["dhidden"] for e in entries), 5),
+            logit_std=round(statistics.mean(e["std"] for e in entries), 4),
+            argmax_flips=sum(e["flips"] for e in entries),
+            nan=sum(e["nan"] for e in entries),
+            padded_nan=sum(e["padded_nan"] for e in entries),
+            kv_lens=[min(lengths), max(lengths)],
+        )
+
+
+def load_trace(folder):
+    """What draft-extend returned, by request, committed length and accepted tokens."""
+    cycles = {}
+    with (folder / "trace.pkl").open("rb") as stream:
+        while True:
+            try:
+                entry = pickle.load(stream)
+            except EOFError:
+                return cycles
+            for n, rid in enumerate(entry["rid"]):
+                key = (rid, entry["lengths"][n], entry["accepted"][n])
+                cycles[key] = {name: entry[name][n] for name in ("logits", "hidden", "index")} | {
+                    "graph": entry["graph"],
+                    "nan": entry["nan"],
+                }
+
+
+def against(first, second, options):
+    """Two engines, cycle by cycle, as long as a request's tokens are the same in both."""
+    import numpy
+
+    folders = [options.out / name for name in (first, second)]
+    traces = [load_trace(folder) for folder in folders]
+    runs = [json.loads((folder / "runs.json").read_text()) for folder in folders]
+    for one, other in zip(*runs, strict=True):
+        size, differences = one["bs"], []
+        pairs = [*zip(one["ids"], other["ids"], strict=True)]
+        for n, (ours, theirs) in enumerate(pairs):
+            differ = (k for k, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+            same = next(differ, len(ours))
+            for key in traces[0].keys() & traces[1].keys():
+                if key[0] == f"b{size}-{n}" and key[1] + key[2] < one["prompt"][n] + same:
+                    differences.append((traces[0][key], traces[1][key]))
+
+        def largest(what, differences=differences):
+            return max(float(numpy.abs(a[what] - b[what]).max()) for a, b in differences)
+
+        result(
+            case=f"{first} against {second}",
+            bs=size,
+            cycles=len(differences),
+            graph_against_eager=sum(a["graph"] and not b["graph"] for a, b in differences),
+            max_dlogit=round(largest("logits"), 5),
+            max_dhidden=round(largest("hidden"), 5),
+            draft_flips=sum(a["index"] != b["index"] for a, b in differences),
+            nan=sum(a["nan"] for a, _ in differences),
+            requests_with_equal_tokens=f"{sum(a == b for a, b in pairs)} of {size}",
+            equal_verify_counts=one["verify"] == other["verify"],
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--against", nargs=2, action="append", default=[], metavar="CASE")
+    parser.add_argument("--out", type=Path, default=Path("/tmp/eagle-graphs"))
+    parser.add_argument("--model", type=Path, default=Path("/tmp/models/dsv3-mtp"))
+    parser.add_argument("--tokens", type=int, default=512, help="new tokens a request")
+    parser.add_argument("--timeout", type=int, default=280, help="seconds for one case")
+    parser.add_argument("--budget", type=int, default=470, help="start no case after these seconds")
+    options = parser.parse_args()
+    if options.child:
+        return child(options.child)
+    if options.list:
+        return print(*CASES, sep="\n")
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there is {', '.join(CASES)}")
+    start = time.monotonic()
+    # In a child, so that this process holds no CUDA context beside the engines'.
+    subprocess.run([sys.executable, str(HERE / "model.py"), str(options.model)], check=True)
+    for name in options.cases:
+        if time.monotonic() - start > options.budget:
+            result(case=name, skipped="out of time")
+        else:
+            run(name, options)
+    for pair in options.against:
+        against(*pair, options)
+    return None
+
+
+if __name__ == "__main__":
+    main()

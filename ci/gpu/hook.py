@@ -1,0 +1,221 @@
+"""Put beside an engine as ``sitecustomize.py``: watches the passes of its scheduler child.
+
+Environment: HOOK_OUT (where to write), and what to do: HOOK_TRACE=1 keeps draft logits, hidden
+states and accept lengths of each cycle; HOOK_SHADOW=1 also runs the eager draft-extend before
+each graph, on the same inputs, and compares; HOOK_SPLIT=1 times the parts of a cycle on the
+host; FORCE_FA2=1 has FlashInfer MLA use the kernels that SM120 uses.
+"""
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+OUT = Path(os.environ.get("HOOK_OUT", "."))
+CYCLES = range(400, 600)  # those that HOOK_SPLIT looks at
+
+
+def on(name):
+    return os.environ.get(name) == "1"
+
+
+def force_fa2(module):
+    stock = module.BatchMLAPagedAttentionWrapper
+    module.BatchMLAPagedAttentionWrapper = lambda *a, **k: stock(*a, **{**k, "backend": "fa2"})
+    print("HOOK fa2 is forced", flush=True)
+
+
+def trace_worker(module):
+    """Keep what each draft-extend returns; the logits pass by in the worker's NaN check."""
+    import torch
+
+    columns = torch.randperm(32000, generator=torch.Generator().manual_seed(1))[:1024]
+    state = {}
+    stream = (OUT / "trace.pkl").open("ab")
+    stock = module.EagleDraftWorker._draft_extend_for_decode
+
+    def keep(logits, what="", *args, **kwargs):
+        if what.startswith("draft_extend_for_decode"):
+            state["logits"] = logits
+
+    def draft_extend(self, batch, result, **kwargs):
+        idle = batch.forward_mode.is_idle()
+        lengths = None if idle else batch.seq_lens.tolist()
+        state["graph"] = False
+        returned = stock(self, batch, result, **kwargs)
+        if idle:
+            return returned
+        logits, accepted = state.pop("logits"), result.accept_lens
+        if logits.shape[0] != len(lengths):
+            rows = torch.arange(len(lengths), device=accepted.device)
+            logits = logits[rows * self.speculative_num_draft_tokens + accepted - 1]
+        drafts = result.next_draft_input
+        kept = columns[columns < logits.shape[1]].to(logits.device)
+        entry = {
+            "rid": [request.rid for request in batch.reqs],
+            "lengths": lengths,
+            "accepted": accepted.tolist(),
+            "graph": state["graph"],
+            "index": drafts.topk_index.flatten().tolist(),
+            "nan": int(logits.isnan().sum()) + int(drafts.hidden_states.isnan().sum()),
+            "logits": logits[:, kept].float().cpu().numpy(),
+            "hidden": drafts.hidden_states.float().cpu().numpy(),
+        }
+        pickle.dump(entry, stream)
+        stream.flush()
+        return returned
+
+    module.maybe_detect_nan = keep
+    module.EagleDraftWorker._draft_extend_for_decode = draft_extend
+    shadow_runner(module.EAGLEDraftExtendCudaGraphRunner, state)
+    print("HOOK trace is on", flush=True)
+
+
+def shadow_runner(runner, state):
+    """Mark cycles that replay a graph; with HOOK_SHADOW compare each with the eager pass."""
+    import copy
+
+    stock_execute, stock_replay = runner.execute, runner._replay_graph
+    stream = (OUT / "shadow.jsonl").open("a")
+
+    def replay(self, key, batch):
+        state["padded"] = output = stock_replay(self, key, batch)
+        return output
+
+    def execute(self, batch, select_index):
+        state["graph"] = True
+        if not on("HOOK_SHADOW"):
+            return stock_execute(self, batch, select_index)
+        eager = copy.copy(batch)
+        eager.spec_info = copy.copy(batch.spec_info)
+        model = self.eagle_worker.draft_runner
+        model.attn_backend.init_forward_metadata(eager)
+        eager.mark_forward_metadata_ready()
+        wanted = model.forward(eager).logits_output
+        logits = wanted.next_token_logits[select_index].float().clone()
+        hidden = wanted.hidden_states[select_index].float().clone()
+        output = stock_execute(self, batch, select_index)
+        found, found_hidden = output.next_token_logits.float(), output.hidden_states.float()
+        padded = state["padded"]
+        rows = slice(batch.batch_size, self.bs)
+        spare = [padded.next_token_logits[rows], padded.hidden_states[rows]]
+        entry = {
+            "bs": batch.batch_size,
+            "graph_bs": self.bs,
+            "dlogit": float((found - logits).abs().max()),
+            "dhidden": float((found_hidden - hidden).abs().max()),
+            "std": float(logits.std()),
+            "flips": int((found.argmax(-1) != logits.argmax(-1)).sum()),
+            "nan": int(found.isnan().sum()) + int(found_hidden.isnan().sum()),
+            "padded_nan": sum(int(tensor.isnan().sum()) for tensor in spare),
+            "kv_lens": batch.seq_lens_cpu.tolist(),
+        }
+        print(json.dumps(entry), file=stream, flush=True)
+        return output
+
+    runner.execute, runner._replay_graph = execute, replay
+
+
+class Split:
+    """Seconds that the host spends in each part, over CYCLES."""
+
+    def __init__(self):
+        self.parts, self.count, self.start = {}, 0, 0.0
+
+    def watch(self, owner, name, label=None):
+        import torch
+
+        stock = getattr(owner, name)
+
+        def timed(*args, **kwargs):
+            part = label(*args) if label else name
+            start = time.perf_counter()
+            with torch.profiler.record_function(f"PART {part}"):
+                result = stock(*args, **kwargs)
+            self.parts[part] = self.parts.get(part, 0.0) + time.perf_counter() - start
+            return result
+
+        setattr(owner, name, timed)
+
+    def cycle(self, scheduler):
+        """Count the scheduler's batches; write the split after the last one of CYCLES."""
+        stock = scheduler.run_batch
+
+        def run_batch(this, *args, **kwargs):
+            if self.count == CYCLES.start:
+                self.parts, self.start = {}, time.perf_counter()
+            if self.count == CYCLES.stop:
+                wall = time.perf_counter() - self.start
+                table = {"wall": wall, **self.parts}
+                parts = {k: round(v / len(CYCLES) * 1e3, 3) for k, v in table.items()}
+                (OUT / "split.json").write_text(json.dumps(parts))
+            self.count += 1
+            return stock(this, *args, **kwargs)
+
+        scheduler.run_batch = run_batch
+        for name in ("get_next_batch_to_run", "process_batch_result", "ingest_requests"):
+            self.watch(scheduler, name)
+
+
+SPLIT = Split()
+
+
+def split_worker(module):
+    SPLIT.watch(module.EagleDraftWorker, "draft")
+    SPLIT.watch(module.EAGLEWorkerV2, "verify")
+    SPLIT.watch(module.EagleDraftWorker, "_draft_extend_for_decode")
+
+
+def split_backend(module):
+    for value in list(vars(module).values()):
+        own = isinstance(value, type) and value.__module__ == module.__name__
+        if own and "init_forward_metadata_out_graph" in vars(value):
+            SPLIT.watch(
+                value,
+                "init_forward_metadata_out_graph",
+                lambda this, batch, *rest: f"plan {type(this).__name__} {batch.forward_mode.name}",
+            )
+
+
+ATTENTION = "layers.attention"
+PATCHES = {}
+
+
+def patch(module, function, *, when):
+    if when:
+        PATCHES.setdefault(f"sglang.srt.{module}", []).append(function)
+
+
+patch(f"{ATTENTION}.flashinfer_mla_backend", force_fa2, when=on("FORCE_FA2"))
+patch("speculative.eagle_worker_v2", trace_worker, when=on("HOOK_TRACE"))
+patch("speculative.eagle_worker_v2", split_worker, when=on("HOOK_SPLIT"))
+patch("managers.scheduler", lambda m: SPLIT.cycle(m.Scheduler), when=on("HOOK_SPLIT"))
+patch(f"{ATTENTION}.flashinfer_mla_backend", split_backend, when=on("HOOK_SPLIT"))
+patch(f"{ATTENTION}.triton_backend", split_backend, when=on("HOOK_SPLIT"))
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Runs a module's patches right after it."""
+
+    def find_spec(self, name, path=None, target=None):
+        patches = PATCHES.pop(name, None)
+        if patches is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        stock = spec.loader.exec_module
+
+        def exec_module(module):
+            stock(module)
+            for change in patches:
+                change(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if PATCHES:
+    sys.meta_path.insert(0, Finder())

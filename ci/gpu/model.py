@@ -1,0 +1,128 @@
+"""A DeepSeek-V3-like checkpoint whose MTP layer agrees with the target often, but not always.
+
+Random weights accept nothing and equal ones everything; neither tests a verify pass. Here the
+layers move the residual stream only a little, so that the next token is nearly a function of
+the last one. The MTP layer passes the embedding on, disturbed by its own attention and by a
+random map of the target's hidden state. Accept length: 1.9 to 2.3 of 3 (H200, 2026-11-29).
+"""
+
+import json
+from pathlib import Path
+
+HIDDEN, VOCAB, LAYERS, HEADS, EXPERTS = 1024, 32000, 8, 16, 16
+MOE, DENSE, Q_LORA, KV_LORA, NOPE, ROPE, V_HEAD = 512, 2048, 512, 512, 128, 64, 128
+
+CONFIG = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": DENSE,
+    "moe_intermediate_size": MOE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "q_lora_rank": Q_LORA,
+    "kv_lora_rank": KV_LORA,
+    "qk_nope_head_dim": NOPE,
+    "qk_rope_head_dim": ROPE,
+    "v_head_dim": V_HEAD,
+    "n_routed_experts": EXPERTS,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+
+class _Weights(dict):
+    """Named tensors. Scales are root mean squares of what a unit-RMS input gives."""
+
+    def __init__(self, device):
+        import torch
+
+        super().__init__()
+        self.torch, self.device = torch, device
+
+    def random(self, name, rows, columns, scale=1.0):
+        weight = self.torch.randn(rows, columns, device=self.device) * (scale / columns**0.5)
+        self[name] = weight.bfloat16().cpu()
+
+    def ones(self, name, size):
+        self[name] = self.torch.ones(size, dtype=self.torch.bfloat16)
+
+    def ffn(self, prefix, width, scale):
+        self.random(f"{prefix}gate_proj.weight", width, HIDDEN)
+        self.random(f"{prefix}up_proj.weight", width, HIDDEN)
+        self.random(f"{prefix}down_proj.weight", HIDDEN, width, scale / 0.6)  # silu(g) * u: 0.6
+
+    def layer(self, prefix, attention, mlp, *, dense):
+        self.ones(f"{prefix}input_layernorm.weight", HIDDEN)
+        self.ones(f"{prefix}post_attention_layernorm.weight", HIDDEN)
+        own = f"{prefix}self_attn."
+        self.random(f"{own}q_a_proj.weight", Q_LORA, HIDDEN)
+        self.ones(f"{own}q_a_layernorm.weight", Q_LORA)
+        self.random(f"{own}q_b_proj.weight", HEADS * (NOPE + ROPE), Q_LORA, 3.0)  # peaked
+        self.random(f"{own}kv_a_proj_with_mqa.weight", KV_LORA + ROPE, HIDDEN)
+        self.ones(f"{own}kv_a_layernorm.weight", KV_LORA)
+        self.random(f"{own}kv_b_proj.weight", HEADS * (NOPE + V_HEAD), KV_LORA)
+        self.random(f"{own}o_proj.weight", HIDDEN, HEADS * V_HEAD, attention)
+        if dense:
+            self.ffn(f"{prefix}mlp.", DENSE, mlp)
+            return
+        self.random(f"{prefix}mlp.gate.weight", EXPERTS, HIDDEN)
+        self[f"{prefix}mlp.gate.e_score_correction_bias"] = self.torch.zeros(EXPERTS)
+        for expert in range(EXPERTS):
+            self.ffn(f"{prefix}mlp.experts.{expert}.", MOE, mlp)
+        self.ffn(f"{prefix}mlp.shared_experts.", MOE, mlp)
+
+
+def make_model(folder: Path) -> None:
+    """Write the checkpoint and a token map of 24,000 ids (``hot.pt``) unless they are there."""
+    import torch
+    from safetensors.torch import save_file
+
+    if (folder / "config.json").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    weights = _Weights("cuda" if torch.cuda.is_available() else "cpu")
+    embedding = torch.randn(VOCAB, HIDDEN, device=weights.device)
+    weights["model.embed_tokens.weight"] = embedding.bfloat16().cpu()
+    weights.random("lm_head.weight", VOCAB, HIDDEN)
+    weights.ones("model.norm.weight", HIDDEN)
+    for number in range(LAYERS):
+        weights.layer(f"model.layers.{number}.", 0.04, 0.025, dense=number == 0)
+    mtp = f"model.layers.{LAYERS}."
+    weights.layer(mtp, 0.2, 0.025, dense=False)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        weights.ones(f"{mtp}{norm}.weight", HIDDEN)
+    disturbance = torch.randn(HIDDEN, HIDDEN, device=weights.device) * (0.05 / HIDDEN**0.5)
+    both = torch.cat([torch.eye(HIDDEN, device=weights.device), disturbance], 1)
+    weights[f"{mtp}eh_proj.weight"] = both.bfloat16().cpu()
+    save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    torch.save(list(range(24000)), folder / "hot.pt")
+    (folder / "config.json").write_text(json.dumps(CONFIG))  # last: it marks the rest complete
+
+
+if __name__ == "__main__":
+    import sys
+
+    make_model(Path(sys.argv[1]))
