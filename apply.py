@@ -9,10 +9,12 @@ try:
 except ModuleNotFoundError as missing:
     if (missing.name or "").startswith("sglang_overlay"):
         raise
-    sys.exit(
+    print(
         f"error: {missing.name} is not installed\n"
-        f"  next: {sys.executable} -m pip install {Path(__file__).resolve().parent}"
+        f"  next: {sys.executable} -m pip install {Path(__file__).resolve().parent}",
+        file=sys.stderr,
     )
+    sys.exit(4)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -101,7 +101,8 @@ def check(only: Sequence[str], skip: Sequence[str], as_json: bool, **given: Any)
     tree, state = _open(**given)
     chosen = _choose(state, "apply", only, skip)
     changes = plan(tree, state, state.applied | chosen)
-    tree.guard(changes)
+    if changes:
+        tree.guard(changes)
     result = show.changed("check", tree, state, chosen, [change.path for change in changes])
     show.emit(result, as_json, show.change_table)
     return 0
@@ -213,13 +214,20 @@ def _change(
         chosen = _choose(state, command, only, skip)
         target = state.applied | chosen if command == "apply" else state.applied - chosen
         changes = plan(tree, state, target)
-        tree.guard(changes)
+        if changes:
+            tree.guard(changes)
         versions = state.manifest.versions
-        steps = plan_commits(tree, state, tree.committable(versions), target) if commit else []
+        repository, head, steps = tree.repository() if commit else None, "", []
+        if repository:
+            entries = repository.committable(versions)
+            steps = plan_commits(tree, state, entries, chosen, add=command == "apply")
+            head = repository.build([(s.patch.header, s.message, s.changes) for s in steps])
         killed = tree.interrupted()
         tree.write(changes, command)
-        if steps:
-            tree.commit([(step.patch.header, step.message, step.changes) for step in steps])
+        if repository:
+            repository.publish(head, [*state.files])
+        elif command == "reverse":
+            tree.unstage(versions)
         after = observe(tree, state.series, state.manifest)
     result = show.changed(command, tree, after, chosen, [change.path for change in changes])
     result["commits"] = [step.message.partition("\n")[0] for step in steps]

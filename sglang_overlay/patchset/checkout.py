@@ -1,8 +1,8 @@
 """A git checkout: the only module that runs git, through GitPython.
 
 Files in the work tree are written by ``Tree.write``; git is asked what is
-committed and whether an operation is under way, and makes commits. Nothing of
-the user's git configuration, hooks or filters takes part.
+committed and makes commits. The user's and the machine's git configuration take
+no part, nor do hooks, filters or a file system monitor of the repository's own.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .blobs import ABSENT, blob_id
 from .errors import EnvironmentFailure, UnsafeTree
 from .header import Header
-from .tree import FileChange, Tree
+from .tree import Entry, FileChange, Tree
 
 if TYPE_CHECKING:
     import git
@@ -26,6 +26,7 @@ _UNDER_WAY = {
     "MERGE_HEAD": "merge",
     "CHERRY_PICK_HEAD": "cherry-pick",
     "REVERT_HEAD": "revert",
+    "sequencer": "cherry-pick or revert",
 }
 _SETTINGS = {
     "core.hooksPath": os.devnull,
@@ -48,8 +49,11 @@ class Checkout(Tree):
 
     @cached_property
     def _git(self) -> "git.cmd.Git":
-        import git  # only here: it takes longer to import than most commands to run
-
+        try:
+            import git  # only here: it takes longer to import than most commands to run
+        except ImportError as error:  # so does GitPython say that there is no git
+            reason = str(error).strip().splitlines()[0]
+            raise EnvironmentFailure(f"git cannot be used: {reason}", "install git") from error
         runner = git.cmd.Git(self.top)
         runner.update_environment(
             GIT_CONFIG_GLOBAL=os.devnull,
@@ -59,27 +63,51 @@ class Checkout(Tree):
         )
         return runner
 
-    def committed(self, path: str) -> str | None:
-        return self._committed([path])[path]
-
-    def committable(self, known: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-        if not self._head():
-            raise UnsafeTree(f"{self.top}: no commit to build on", "leave --commit out")
-        for line in self._run("ls-files", "--stage", "--", *known).splitlines():
-            entry, path = line.split("\t")
-            if entry.split()[1] not in known[path]:
-                raise UnsafeTree(
-                    f"{path}: changes of your own are staged", f"git restore --staged {path}"
-                )
-        return self._committed([*known])
-
-    def guard(self, changes: Sequence[FileChange]) -> None:
-        super().guard(changes)
+    @cached_property
+    def _git_folder(self) -> Path:
         folder = self.top / ".git"
         if folder.is_file():  # a linked work tree or a submodule
-            folder = self.top / folder.read_text().removeprefix("gitdir:").strip()
+            return self.top / folder.read_text().removeprefix("gitdir:").strip()
+        return folder
+
+    def committed(self, path: str) -> str | None:
+        return self._entries("HEAD", [path])[path][1] if self._head() else ABSENT
+
+    def repository(self) -> "Checkout":
+        return self
+
+    def committable(self, known: Mapping[str, Mapping[str, object]]) -> dict[str, Entry]:
+        """What HEAD has for the paths of ``known``, once commits can be made here.
+
+        Raises ``UnsafeTree`` when HEAD is unborn, an operation is under way, or something
+        else than a blob of ``known`` is staged for one of the paths, and
+        ``EnvironmentFailure`` when the index is locked.
+        """
+        self.idle()
+        if not self._head():
+            raise UnsafeTree(f"{self.top}: no commit to build on", "leave --commit out")
+        if (self._git_folder / "index.lock").exists():
+            raise EnvironmentFailure(
+                f"{self._git_folder}/index.lock: another git is at work, or one was killed"
+            )
+        for path, blob in self._staged([*known]).items():
+            if blob not in known[path]:
+                raise UnsafeTree(
+                    f"{path}: changes of your own are staged",
+                    f"git -C {self.top} restore --staged {path}",
+                )
+        return self._entries("HEAD", [*known])
+
+    def unstage(self, known: Mapping[str, Mapping[str, object]]) -> None:
+        if not self._head():
+            return
+        head, staged = self._entries("HEAD", [*known]), self._staged([*known])
+        ours = [p for p, blob in staged.items() if blob in known[p] and blob != head[p][1]]
+        self._set_index({path: head[path] for path in ours})
+
+    def idle(self) -> None:
         for name, operation in _UNDER_WAY.items():
-            if (folder / name).exists():
+            if (self._git_folder / name).exists():
                 raise UnsafeTree(
                     f"{self.top}: a {operation} is under way", "finish or abort it first"
                 )
@@ -88,45 +116,59 @@ class Checkout(Tree):
         """The id of HEAD's tree."""
         return self._run("rev-parse", "HEAD^{tree}").strip()
 
-    def has_commit(self, name: str) -> bool:
-        """Whether ``name`` is a commit here."""
+    def tree_of(self, name: str) -> str:
+        """The id of the tree of the commit ``name``; empty when there is none."""
         try:
-            self._run("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+            return self._run("rev-parse", "--verify", "--quiet", f"{name}^{{tree}}").strip()
         except GitFailed:
-            return False
-        return True
+            return ""
 
-    def commit(self, steps: Sequence[tuple[Header, str, Sequence[FileChange]]]) -> list[str]:
-        """Make one commit for each step: header, message, changes against the one before.
+    def build(self, steps: Sequence[tuple[Header, str, Sequence[FileChange]]]) -> str:
+        """The id of the last of the commits that ``steps`` ask for, HEAD's where there is none.
 
-        Index and branch move once, after every commit exists; the work tree is not
-        looked at. A commit carries its patch's author and date, so the same steps on
-        the same HEAD give the same ids, which are returned.
+        A step is a header, a message, and the changes against the step before. Nothing
+        moves: neither branch nor index nor work tree. A commit carries its patch's
+        author and date, so the same steps on the same HEAD give the same ids.
         """
-        head = parent = self._head()
-        made = []
+        commit = self._head()
         with tempfile.TemporaryDirectory() as folder:
             self._store([change for _, _, changes in steps for change in changes], Path(folder))
             index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
-            self._run("read-tree", head, env=index)
+            self._run("read-tree", commit, env=index)
             for header, message, changes in steps:
-                self._set_index(changes, env=index)
+                entries = {c.path: (c.mode, blob_id(c.new)) for c in changes}
+                self._set_index(entries, env=index)
                 tree = self._run("write-tree", env=index).strip()
-                parent = self._run(
-                    "commit-tree", tree, "-p", parent, text=message, env=_author(header)
+                commit = self._run(
+                    "commit-tree", tree, "-p", commit, text=message, env=_author(header)
                 ).strip()
-                made.append(parent)
-        if made:
-            self._set_index([change for _, _, changes in steps for change in changes])
-            self._run("update-ref", "-m", "sglang-overlay", "HEAD", parent, head)
-        return made
+        return commit
 
-    def _committed(self, paths: Sequence[str]) -> dict[str, str]:
+    def publish(self, commit: str, paths: Sequence[str]) -> None:
+        """Move the index's entries of ``paths``, then the branch, to ``commit``."""
+        try:
+            self._set_index(self._entries(commit, paths))
+            if commit != self._head():
+                self._run("update-ref", "-m", "sglang-overlay", "HEAD", commit, self._head())
+        except GitFailed as error:
+            raise GitFailed(
+                f"the files are written, but not committed: {error.message}",
+                "mend that and run the same command again",
+            ) from error
+
+    def _entries(self, commit: str, paths: Sequence[str]) -> dict[str, Entry]:
+        entries = dict.fromkeys(paths, ("100644", ABSENT))
+        for line in self._run("ls-tree", "-r", commit, "--", *paths).splitlines():
+            entry, path = line.split("\t")
+            mode, _, blob = entry.split()
+            entries[path] = (mode, blob)
+        return entries
+
+    def _staged(self, paths: Sequence[str]) -> dict[str, str]:
         blobs = dict.fromkeys(paths, ABSENT)
-        if self._head():
-            for line in self._run("ls-tree", "-r", "HEAD", "--", *paths).splitlines():
-                entry, path = line.split("\t")
-                blobs[path] = entry.split()[2]
+        for line in self._run("ls-files", "--stage", "--", *paths).splitlines():
+            entry, path = line.split("\t")
+            blobs[path] = entry.split()[1]
         return blobs
 
     def _head(self) -> str:
@@ -145,9 +187,13 @@ class Checkout(Tree):
         names = "".join(f"{file}\n" for file in files)
         self._run("hash-object", "-w", "--no-filters", "--stdin-paths", text=names)
 
-    def _set_index(self, changes: Sequence[FileChange], env: Mapping[str, str] = {}) -> None:
-        lines = [f"{0 if c.new is None else c.mode} {blob_id(c.new)}\t{c.path}\n" for c in changes]
-        self._run("update-index", "--index-info", text="".join(lines), env=env)
+    def _set_index(self, entries: Mapping[str, Entry], env: Mapping[str, str] = {}) -> None:
+        lines = [
+            f"{0 if blob == ABSENT else mode} {blob}\t{path}\n"
+            for path, (mode, blob) in entries.items()
+        ]
+        if lines:
+            self._run("update-index", "--index-info", text="".join(lines), env=env)
 
     def _run(self, *args: str, text: str | bytes = b"", env: Mapping[str, str] = {}) -> str:
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]

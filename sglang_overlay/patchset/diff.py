@@ -91,7 +91,7 @@ def _file(entry: unidiff.PatchedFile, name: str) -> FileDiff:
 
     if first != f"diff --git a/{path} b/{path}\n":
         raise refuse("renames and unusual prefixes are not allowed")
-    if not _PATH.fullmatch(path) or {".", "..", ".git"} & set(path.split("/")):
+    if not _PATH.fullmatch(path) or {".", "..", ".git", ".sglang-overlay"} & set(path.split("/")):
         raise refuse("the path leaves the tree or is not plain")
     if entry.is_binary_file:
         raise refuse("binary files are not allowed")
@@ -118,6 +118,8 @@ def _hunk(hunk: unidiff.Hunk, refuse: Callable[[str], DamagedPatchSet]) -> Hunk:
     lines: list[tuple[str, bytes]] = []
     for line in hunk:
         if line.line_type == "\\":  # "No newline at end of file", of the line before
+            if not lines:
+                raise refuse("a hunk begins with '\\ No newline at end of file'")
             kind, last = lines[-1]
             lines[-1] = (kind, last.removesuffix(b"\n"))
         elif line.line_type:
@@ -125,4 +127,6 @@ def _hunk(hunk: unidiff.Hunk, refuse: Callable[[str], DamagedPatchSet]) -> Hunk:
         else:
             raise refuse("an empty line follows a hunk")
     start = hunk.source_start - 1 if hunk.source_length else hunk.source_start
+    if start > 0 and not any(kind == " " for kind, _ in lines):
+        raise refuse(f"the hunk at line {start + 1} has no context (-U3)")
     return Hunk(start, tuple(lines))

@@ -95,7 +95,9 @@ def load(series: Series) -> Manifest:
                 f"{manifest.patches.get(patch.name, 'none')[:12]}: cut short, or edited",
                 repair,
             )
+    if set(manifest.patches) != set(series.names) or set(manifest.versions) != set(series.weaves):
+        raise DamagedPatchSet(f"{file}: its patches or files are not the series's", repair)
     for path, weave in series.weaves.items():
-        if sorted(manifest.versions.get(path, {}).values()) != sorted(weave.subsets()):
+        if sorted(manifest.versions[path].values()) != sorted(weave.subsets()):
             raise DamagedPatchSet(f"{file}: {path}: versions are missing", repair)
     return manifest

@@ -1,10 +1,18 @@
 """A pin: the one SGLang release that a patch set is written for."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import DamagedPatchSet, Usage
+
+_RULES = {
+    "version": r"\d+(\.\d+)+\S*",
+    "wheel": r"sglang-[^-]+-cp\d+-cp\d+-\w+\.whl",
+    "sha256": r"[0-9a-f]{64}",
+    "tree": r"[0-9a-f]{40}",
+}
 
 
 @dataclass(frozen=True)
@@ -28,8 +36,9 @@ def patches_folder() -> Path:
 
 
 def load_pins(patches: Path) -> list[Pin]:
-    """Every pin under ``patches``, by name. Raises ``DamagedPatchSet``."""
-    pins = [_load(file) for file in sorted(patches.glob("*/pin.toml"))]
+    """Every pin under ``patches``, the newest last. Raises ``DamagedPatchSet``."""
+    pins = [_load(file) for file in patches.glob("*/pin.toml")]
+    pins.sort(key=lambda pin: [int(number) for number in re.findall(r"\d+", pin.version)])
     if not pins:
         raise DamagedPatchSet(f"{patches}: no pin (a folder with a pin.toml)")
     return pins
@@ -46,15 +55,11 @@ def choose_pin(pins: list[Pin], name: str) -> Pin:
 def _load(file: Path) -> Pin:
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-        pin = Pin(
-            name=file.parent.name,
-            version=table["version"],
-            wheel=table["wheel"],
-            sha256=table["sha256"],
-            tree=table["tree"],
-            folder=file.parent,
-        )
-    except (OSError, ValueError, KeyError) as error:
+        for key, rule in _RULES.items():
+            if not re.fullmatch(rule, table[key]):
+                raise ValueError(f"{key} = {table[key]!r}")
+        pin = Pin(name=file.parent.name, folder=file.parent, **{k: table[k] for k in _RULES})
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedPatchSet(f"{file}: {error!r}") from error
     if pin.name != f"v{pin.version}":
         raise DamagedPatchSet(f"{file}: version {pin.version} in folder {pin.name}")

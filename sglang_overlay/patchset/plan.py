@@ -9,7 +9,7 @@ from .errors import DamagedPatchSet, Drift, UnsafeTree, Usage
 from .manifest import Manifest
 from .pin import Pin
 from .series import Patch, Series
-from .tree import FileChange, Tree
+from .tree import Entry, FileChange, Tree
 from .weave import Subset
 
 
@@ -100,7 +100,8 @@ def observe(tree: Tree, series: Series, manifest: Manifest) -> TreeState:
             crlf = blob_id(unix) in versions and unix.replace(b"\n", b"\r\n") == content
             blob = blob_id(unix) if crlf else blob
         files[path] = FileState(path, content, blob, versions.get(blob), crlf)
-    if any(file.crlf for file in files.values()):
+    there = [file for file in files.values() if file.content is not None]
+    if there and all(file.crlf for file in there):
         absent = {p: replace(f, crlf=True) for p, f in files.items() if f.blob == ABSENT}
         files.update(absent)
     return TreeState(series, manifest, files)
@@ -117,10 +118,15 @@ def recognise(tree: Tree, pins: list[Pin], load: Callable[[Pin], TreeState]) -> 
     names = ", ".join(pin.name for pin in pins)
     if not states:
         raise Usage(f"{tree.top} holds SGLang {version}; there are patches for {names}")
-    best = max(states, key=lambda state: len(state.files) - len(state.drifted))
-    if version is None and len(best.drifted) == len(best.files):
+    best = max(states, key=_recognised)
+    if version is None and not _recognised(best):
         raise Usage(f"{tree.top} holds none of the files that the patches for {names} change")
     return best
+
+
+def _recognised(state: TreeState) -> int:
+    """How many files are there and hold content that we know."""
+    return sum(f.holds is not None and f.content is not None for f in state.files.values())
 
 
 def check_known(tree: Tree, state: TreeState, paths: set[str]) -> None:
@@ -128,21 +134,34 @@ def check_known(tree: Tree, state: TreeState, paths: set[str]) -> None:
 
     ``UnsafeTree`` where git shows that the change is local, ``Drift`` otherwise.
     """
-    for file in state.drifted:
-        if file.path not in paths:
-            continue
-        versions = state.manifest.versions[file.path]
-        pristine = state.manifest.blob(file.path, ())
-        patches = ", ".join(c.patch for c in state.series.weaves[file.path].changes)
-        found = f"{file.path} (of {patches}): found {short(file.blob)}, pin {short(pristine)}"
-        if tree.committed(file.path) in versions:
-            raise UnsafeTree(
-                f"{found}: it has local changes", f"git stash push {file.path}, or commit them"
-            )
-        raise Drift(
-            f"{found}: not {state.series.pin.name} with any of our patches",
-            f"compare it with the pin: sglang-overlay fetch {state.series.pin.name}",
+    wrong = [file for file in state.drifted if file.path in paths]
+    if not wrong:
+        return
+    tree.idle()  # what a rebase leaves in a file is not drift
+    file = wrong[0]
+    versions = state.manifest.versions[file.path]
+    pristine = state.manifest.blob(file.path, ())
+    patches = ", ".join(c.patch for c in state.series.weaves[file.path].changes)
+    found = f"{file.path} (of {patches}): found {short(file.blob)}, pin {short(pristine)}"
+    if len(wrong) > 1:
+        found += f" (and {len(wrong) - 1} more)"
+    committed = tree.committed(file.path)
+    if committed == ABSENT and file.content is not None:
+        raise UnsafeTree(f"{found}: a file of your own is where a patch adds one", "move it away")
+    if committed in versions and file.content is None:
+        raise UnsafeTree(
+            f"{found}: it is committed, but not in the work tree",
+            f"git -C {tree.top} checkout -- {file.path}, or git sparse-checkout add its folder",
         )
+    if committed in versions:
+        raise UnsafeTree(
+            f"{found}: it has local changes", f"git -C {tree.top} stash push {file.path}"
+        )
+    raise Drift(
+        f"{found}: not {state.series.pin.name} with any of our patches. It was edited, or "
+        "patched by another release of this patch set: reverse it with that one",
+        f"to compare: sglang-overlay fetch --pin {state.series.pin.version} FOLDER",
+    )
 
 
 def plan(tree: Tree, state: TreeState, target: frozenset[str]) -> list[FileChange]:
@@ -158,7 +177,7 @@ def plan(tree: Tree, state: TreeState, target: frozenset[str]) -> list[FileChang
             new = _version(state, path, _pristine(state, path), wanted[path])
             if file.crlf and new is not None:
                 new = new.replace(b"\n", b"\r\n")
-            changes.append(_change(state, path, file.content, new))
+            changes.append(FileChange(path, file.content, new, _mode(state, path)))
     return changes
 
 
@@ -181,44 +200,47 @@ class Step:
 
 
 def plan_commits(
-    tree: Tree, state: TreeState, committed: dict[str, str], target: frozenset[str]
+    tree: Tree,
+    state: TreeState,
+    committed: dict[str, Entry],
+    chosen: frozenset[str],
+    *,
+    add: bool,
 ) -> list[Step]:
-    """The commits after which HEAD, whose blobs are ``committed``, has exactly ``target``.
+    """The commits that ``add`` what HEAD, whose entries are ``committed``, lacks of ``chosen``,
+    first to last; or that take out what it has of them, last to first.
 
-    Patches go out from the last to the first, then in from the first to the last.
     Raises ``Drift`` when HEAD holds content that we do not know, and as
     ``check_known`` does for the work tree.
     """
     versions = state.manifest.versions
-    for path, blob in committed.items():
+    for path, (_, blob) in committed.items():
         if blob not in versions[path]:
             raise Drift(f"{path}: HEAD has {short(blob)}, no version of {state.series.pin.name}")
-    head = {path: frozenset(versions[path][blob]) for path, blob in committed.items()}
-    there = frozenset().union(*head.values())
-    patches = state.series.patches
-    moves = [(p, False) for p in reversed(patches) if p.name in there - target]
-    moves += [(p, True) for p in patches if p.name in target]
+    head = {path: frozenset(versions[path][blob]) for path, (_, blob) in committed.items()}
+    patches = state.series.patches if add else state.series.patches[::-1]
     pristine: dict[str, bytes | None] = {}
     steps = []
-    for patch, added in moves:
-        paths = [
-            d.path for d in patch.diffs if d.path in head and (patch.name in head[d.path]) != added
-        ]
+    for patch in patches:
+        here = [diff.path for diff in patch.diffs if diff.path in head]
+        paths = [path for path in here if (patch.name in head[path]) != add]
+        if patch.name not in chosen or not paths:
+            continue
         check_known(tree, state, set(paths))
         changes = []
         for path in paths:
             if path not in pristine:
                 pristine[path] = _pristine(state, path)
-            names = head[path] | {patch.name} if added else head[path] - {patch.name}
+            names = head[path] | {patch.name} if add else head[path] - {patch.name}
             weave = state.series.weaves[path]
             old, new = (
                 _version(state, path, pristine[path], weave.restrict(frozenset(held)))
                 for held in (head[path], names)
             )
-            changes.append(_change(state, path, old, new))
+            mode = _mode(state, path) if old is None else committed[path][0]
+            changes.append(FileChange(path, old, new, mode))
             head[path] = frozenset(names)
-        if changes:
-            steps.append(Step(patch, added, changes))
+        steps.append(Step(patch, add, changes))
     return steps
 
 
@@ -279,5 +301,5 @@ def _proved(state: TreeState, path: str, content: bytes | None, subset: Subset) 
     return content
 
 
-def _change(state: TreeState, path: str, old: bytes | None, new: bytes | None) -> FileChange:
-    return FileChange(path, old, new, state.series.weaves[path].changes[0].diff.mode)
+def _mode(state: TreeState, path: str) -> str:
+    return state.series.weaves[path].changes[0].diff.mode

@@ -71,8 +71,9 @@ def fetch(pin: Pin, target: Path, progress: Progress) -> bool:
     """
     from .checkout import Checkout, create_checkout
 
+    target = target.resolve()
     if (target / ".git").exists() and (target / "python/sglang").is_dir():
-        if Checkout(target.resolve()).has_commit(pin.name):
+        if Checkout(target).tree_of(pin.name) == pin.tree:
             return False
         raise Usage(f"{target} is a checkout of something else than {pin.name}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

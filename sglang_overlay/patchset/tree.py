@@ -16,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import EnvironmentFailure, UnsafeTree, Usage
-from .header import Header
+
+if TYPE_CHECKING:
+    from .checkout import Checkout
 
 _JOURNAL = ".sglang-overlay"
 _REASONS = {
@@ -39,6 +41,10 @@ class FileChange:
     old: bytes | None
     new: bytes | None
     mode: str
+
+
+#: What git has for a file: its mode and its blob.
+Entry = tuple[str, str]
 
 
 class Tree:
@@ -83,35 +89,55 @@ class Tree:
         return found[1].decode() if found else None
 
     def committed(self, path: str) -> str | None:
-        """The blob that is committed for ``path``; ``None`` where nothing is committed."""
+        """The blob that is committed for ``path``; ``None`` where there is no git."""
         return None
 
-    def committable(self, known: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-        """The blobs committed for the paths of ``known``, once commits can be made here.
-
-        Raises ``Usage`` where there is no git, ``UnsafeTree`` when something else than a
-        blob of ``known`` is staged for one of the paths.
-        """
+    def repository(self) -> "Checkout":
+        """The tree as a place for commits. Raises ``Usage`` where there is no git."""
         raise Usage(f"{self.top} is not a git checkout", "leave --commit out")
 
-    def commit(self, steps: Sequence[tuple[Header, str, Sequence[FileChange]]]) -> list[str]:
-        """Make one commit for each step: header, message, changes against the one before."""
-        raise Usage(f"{self.top} is not a git checkout", "leave --commit out")
+    def unstage(self, known: Mapping[str, Mapping[str, object]]) -> None:
+        """Take blobs of ``known`` that are staged, but not committed, out of the index."""
+
+    def idle(self) -> None:
+        """Raise ``UnsafeTree`` when an operation is under way that writing would disturb."""
 
     def guard(self, changes: Sequence[FileChange]) -> None:
-        """Raise when ``changes`` should not be written here now."""
+        """Raise when ``changes`` cannot, or should not, be written here now."""
+        self.idle()
+        device = self.top.stat().st_dev
         for place in map(self._place, changes):
-            if place.exists() and not place.stat().st_mode & 0o222:
+            folder = next(f for f in place.parents if f.exists())
+            for needed in (self.top, folder):
+                if not os.access(needed, os.W_OK | os.X_OK):
+                    raise EnvironmentFailure(f"{needed}: no permission to write in this folder")
+            if folder.stat().st_dev != device:
+                raise EnvironmentFailure(
+                    f"{folder} is on another file system than {self.top}",
+                    "copy the tree onto one file system, or use the overlay wheel",
+                )
+            if not place.exists():
+                continue
+            status = place.stat()
+            if not status.st_mode & 0o222:
                 raise EnvironmentFailure(f"{place} is read-only", f"chmod u+w {place}")
+            if os.geteuid() not in (0, status.st_uid):
+                raise EnvironmentFailure(f"{place} belongs to user {status.st_uid}, not to you")
 
     def interrupted(self) -> dict[str, Any] | None:
         """What a killed run was about (``command``, ``files``); ``None`` when none was."""
-        journal = self.top / _JOURNAL / "journal.json"
-        if not journal.parent.exists():
-            return None
+        journal = self.top / _JOURNAL
         try:
-            return dict(json.loads(journal.read_bytes()))
-        except (OSError, ValueError):
+            names = {path.name for path in journal.iterdir()}
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if any(not name.isdigit() for name in names - {"journal.json"}):
+            return None  # not ours
+        try:
+            table = json.loads((journal / "journal.json").read_bytes())
+            lists = {key: [str(entry) for entry in table[key]] for key in ("files", "folders")}
+            return {"command": str(table["command"]), **lists}
+        except (OSError, ValueError, KeyError, TypeError):
             return {"command": "unknown", "files": [], "folders": []}
 
     @contextmanager
@@ -137,61 +163,50 @@ class Tree:
         ``EnvironmentFailure`` when the machine refuses; either way every file is
         as it was before.
         """
-        self.recover()
         places = [self._place(change) for change in changes]
         for change in changes:
             if self.read(change.path) != change.old:
                 raise UnsafeTree(f"{change.path} changed while the run was under way")
-        if not changes:
-            return
-        folders = self._fragile_folders(changes, places)
-        moved: list[tuple[Path, bytes | None]] = []
+        done: list[tuple[FileChange, os.stat_result | None]] = []
         try:
-            self._stage(changes, places, folders, command)
+            self._sweep()
+            if not changes:
+                return
+            self._stage(changes, places, command)
             for number, (change, place) in enumerate(zip(changes, places, strict=True)):
-                moved.append((place, change.old))
+                done.append((change, place.stat() if place.exists() else None))
                 self._move(number, place, change.new)
             for folder in {place.parent for place in places}:
                 _sync(folder)
             self._sweep()
         except BaseException as error:
-            self._undo(moved)
+            self._undo(done)
             if isinstance(error, OSError):
                 raise _failure(error, self.top) from error
             raise
-
-    def recover(self) -> None:
-        """Clear away what a killed run left. Hold the lock."""
-        try:
-            self._sweep()
-        except OSError as error:
-            raise _failure(error, self.top / _JOURNAL) from error
 
     def _place(self, change: FileChange) -> Path:
         place = self.locate(change.path)
         assert place is not None, change.path
         return place
 
-    def _fragile_folders(self, changes: Sequence[FileChange], places: Sequence[Path]) -> list[str]:
+    def _fragile_folders(self, changes: Sequence[FileChange]) -> list[str]:
         """The folders that must go if they end up empty: new ones, and those of deleted files."""
         folders = set()
-        for change, place in zip(changes, places, strict=True):
-            parents = place.parents[: len(place.relative_to(self.top).parts) - 1]
-            folders |= {str(f) for f in parents if change.new is None or not f.exists()}
+        for change in changes:
+            inside = self._place(change).relative_to(self.top).parents[:-1]
+            folders |= {str(f) for f in inside if change.new is None or not (self.top / f).exists()}
         return sorted(folders)
 
-    def _stage(
-        self,
-        changes: Sequence[FileChange],
-        places: Sequence[Path],
-        folders: Sequence[str],
-        command: str,
-    ) -> None:
+    def _stage(self, changes: Sequence[FileChange], places: Sequence[Path], command: str) -> None:
         journal = self.top / _JOURNAL
+        table = {
+            "command": command,
+            "files": [change.path for change in changes],
+            "folders": self._fragile_folders(changes),
+        }
         journal.mkdir()
-        files = [change.path for change in changes]
-        text = json.dumps({"command": command, "files": files, "folders": folders})
-        _put(journal / "journal.json", text.encode())
+        _put(journal / "journal.json", json.dumps(table).encode())
         for number, (change, place) in enumerate(zip(changes, places, strict=True)):
             if change.new is None:
                 continue
@@ -199,7 +214,7 @@ class Tree:
             staged = journal / str(number)
             _put(staged, change.new)
             if place.exists():
-                _own_like(staged, place)
+                _own_like(staged, place.stat())
             elif change.mode == "100755":
                 staged.chmod(staged.stat().st_mode | (staged.stat().st_mode & 0o444) >> 2)
         _sync(journal)
@@ -210,23 +225,25 @@ class Tree:
         else:
             (self.top / _JOURNAL / str(number)).replace(place)
 
-    def _undo(self, moved: Sequence[tuple[Path, bytes | None]]) -> None:
-        """Put back what was ``moved``; on a second failure the journal stays and names it."""
+    def _undo(self, done: Sequence[tuple[FileChange, os.stat_result | None]]) -> None:
+        """Put back what was ``done``; on a second failure the journal stays and names it."""
         spare = self.top / _JOURNAL / "0"
         try:
-            for place, content in reversed(moved):
-                if content is None:
-                    place.unlink(missing_ok=True)
+            for change, status in reversed(done):
+                place = self._place(change)
+                if self.read(change.path) == change.old:
+                    continue  # the one that failed
+                if change.old is None or status is None:
+                    place.unlink()
                     continue
-                _put(spare, content)
-                if place.exists():
-                    _own_like(spare, place)
+                _put(spare, change.old)
+                _own_like(spare, status)
                 spare.replace(place)
             self._sweep()
         except OSError as error:
             raise EnvironmentFailure(
                 f"{self.top}: stopped half-way, and going back failed too: {error}",
-                "free space or permissions, then run apply or reverse again: either finishes it",
+                "mend that, then run apply or reverse again: either finishes it",
             ) from error
 
     def _sweep(self) -> None:
@@ -235,9 +252,11 @@ class Tree:
         left = self.interrupted()
         if left is None:
             return
-        for folder in reversed(left.get("folders", [])):
+        for folder in reversed(left["folders"]):
+            place = self.top / folder
             with suppress(OSError):
-                Path(folder).rmdir()
+                if place.resolve().is_relative_to(self.top):
+                    place.rmdir()
         for staged in journal.iterdir():
             if staged.name.isdigit():
                 staged.unlink()
@@ -283,9 +302,9 @@ def _put(file: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def _own_like(file: Path, model: Path) -> None:
-    """Give ``file`` the mode and owner of ``model``."""
-    status, mine = model.stat(), file.stat()
+def _own_like(file: Path, status: os.stat_result) -> None:
+    """Give ``file`` the mode and owner that ``status`` says."""
+    mine = file.stat()
     if (status.st_uid, status.st_gid) != (mine.st_uid, mine.st_gid):
         os.chown(file, status.st_uid, status.st_gid)
     file.chmod(status.st_mode & 0o7777)
@@ -301,4 +320,5 @@ def _sync(folder: Path) -> None:
 
 def _failure(error: OSError, place: Path) -> EnvironmentFailure:
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-    return EnvironmentFailure(f"{error.filename or place}: {reason}; nothing was changed")
+    where = error.filename2 or error.filename or place
+    return EnvironmentFailure(f"{where}: {reason}; nothing was changed")

@@ -118,9 +118,15 @@ class _Versions:
             if len(old) != len(hunk.old):
                 raise self._damaged(change, f"hunk {number + 1} lies beyond the end")
             place = result.index(old[0]) if old and old[0] in result else 0
-            if result[place : place + len(old)] != old or (result and not old):
+            # As git has it: a hunk at line 1 is at the beginning, one that ends in a change
+            # at the end.
+            end = place + len(old)
+            loose = (hunk.start == 0 and place > 0) or (
+                hunk.lines[-1][0] != " " and end < len(result)
+            )
+            if result[place:end] != old or loose:
                 raise self._touches(change, number, old, result, subset)
-            result[place : place + len(old)] = self._woven(change, number, hunk, old)
+            result[place:end] = self._woven(change, number, hunk, old)
         if diff.after == ABSENT:
             if result:
                 raise self._damaged(change, "deletes the file but leaves lines of it")
@@ -153,14 +159,16 @@ class _Versions:
         """Name whose lines stand where ``old`` should, or who removed some of it."""
         here = {id(line) for line in result}
         others = {line.removed_by for line in old if id(line) not in here}
-        if not others:
-            run = result[result.index(old[0]) : result.index(old[-1])] if old else result
-            others = {line.added_by for line in run}
+        if not others:  # all there, so lines stand between them, or before or after
+            hunk = change.diff.hunks[number]
+            first = 0 if hunk.start == 0 or not old else result.index(old[0])
+            last = len(result) if hunk.lines[-1][0] != " " else result.index(old[-1])
+            others = {line.added_by for line in result[first:last]}
         names = [name for name in subset[:-1] if name in others - change.requires]
         return self._damaged(
             change,
-            f"hunk {number + 1} touches lines that {' and '.join(names)} changes",
-            f"rewrite it on top of {names[0]} and add 'Depends-On: {', '.join(names)}'",
+            f"hunk {number + 1} touches lines that {' and '.join(names) or 'another'} changes",
+            f"rewrite it on top of that and add 'Depends-On: {', '.join(names)}'",
         )
 
     def _damaged(self, change: Change, why: str, step: str = "") -> DamagedPatchSet:

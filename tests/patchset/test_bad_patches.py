@@ -1,5 +1,6 @@
 """A patch set that is wrong is refused as a whole, with the patch and the file named."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,11 @@ CHMOD = f"diff --git a/{B} b/{B}\nold mode 100644\nnew mode 100755\n"
         (replace("@@ -1,6 +1,7 @@", "@@ -1,6 +1,6 @@"), "onger than expected"),
         (replace("@@ -1,6 +1,7 @@", "@@ -3,6 +3,7 @@"), "cut short, or edited"),
         (add("one more line\n"), "holds lines that belong to no hunk"),
+        (
+            replace("@@ -1,6 +1,7 @@\n", "@@ -1,6 +1,7 @@\n\\ No newline at end of file\n"),
+            "a hunk begins",
+        ),
+        (replace("python/sglang/a.py", ".sglang-overlay/0"), "the path leaves the tree"),
         (add("\n"), "an empty line follows a hunk"),
         (replace("python/sglang/a.py", "../outside.py"), "the path leaves the tree"),
         (replace("python/sglang/a.py", "python/../../outside.py"), "the path leaves the tree"),
@@ -118,6 +124,7 @@ def test_a_wrong_series_is_named(
         ("manifest.json", '{"patches": [], "versions": []}', "manifest.json"),
         ("pin.toml", "version = 1", "pin.toml"),
         ("pin.toml", "version = [", "pin.toml"),
+        ("pin.toml", 'version = "1.0.0"\nwheel = "x"\nsha256 = 5\ntree = ""', "wheel = 'x'"),
     ],
 )
 def test_a_wrong_manifest_or_pin_is_named(
@@ -135,6 +142,7 @@ def test_a_wrong_manifest_or_pin_is_named(
         (dict(l10="ten"), dict(l12="twelve")),
         (dict(l10="ten\nand more"), dict(l13="thirteen")),
         (dict(l1="one"), dict(l2="two")),
+        (dict(l1="before\nline 1"), dict(l4="four")),
         (dict(l40="forty\nand more"), dict(l38="x")),
         (dict(l9="nine", l20="twenty"), dict(l5="x", l22="y", l35="z")),
     ],
@@ -157,6 +165,31 @@ def test_patches_that_touch_need_depends_on(
     shop.names.remove("two")
     shop.patch("two", {A: numbered(40, **(first | second))}, "one")
     shop.seal()
+
+
+def test_a_hunk_without_context_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = Workshop(tmp_path, {A: numbered(40)})
+    shop.patch("one", {A: numbered(40, l20="twenty")})
+    file = shop.folder / "one.patch"
+    mail = file.read_bytes()
+    start = mail.index(b"@@ -17,7")
+    file.write_bytes(mail[:start] + b"@@ -20 +20 @@\n-line 20\n+twenty\n")
+    with pytest.raises(AssertionError):
+        shop.seal()
+    assert "the hunk at line 20 has no context" in capsys.readouterr().err
+
+
+def test_a_manifest_with_more_than_the_series_is_refused(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = shop.folder / "manifest.json"
+    table = json.loads(file.read_text())
+    table["versions"]["python/sglang/else.py"] = {"1" * 40: []}
+    file.write_text(json.dumps(table))
+    assert shop.on(shop.tree("folder"), "status") == 5
+    assert "are not the series's" in capsys.readouterr().err
 
 
 def test_two_patches_that_add_the_same_file_are_refused(

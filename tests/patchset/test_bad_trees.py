@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+from sglang_overlay.patchset.tree import FileChange, Tree
 
 from ..conftest import EXPORT, IMPORT, git
 from .conftest import NEW, A, B
@@ -37,7 +39,7 @@ def _other_version(shop: Workshop, place: Path) -> None:
 
 
 def _nothing_known(shop: Workshop, place: Path) -> None:
-    for path in (A, B, "python/sglang/old.py", NEW, "test/registered/test_it.py"):
+    for path in (A, B, "python/sglang/old.py"):
         lay_out(place, {path: b"something else\n"})
 
 
@@ -66,7 +68,8 @@ def _linked_folder(shop: Workshop, place: Path) -> None:
         ("folder", lambda s, p: lay_out(p, {NEW: b"mine\n"}), 1, f"{NEW} (of head, more): found"),
         ("folder", lambda s, p: lay_out(p, {B: None}), 1, "found no file"),
         ("checkout", lambda s, p: lay_out(p, {A: b"mine\n"}), 3, "it has local changes"),
-        ("checkout", lambda s, p: lay_out(p, {A: None}), 3, "it has local changes"),
+        ("checkout", lambda s, p: lay_out(p, {A: None}), 3, "but not in the work tree"),
+        ("checkout", lambda s, p: lay_out(p, {NEW: b"mine\n"}), 3, "a file of your own is where"),
         ("folder", lambda s, p: (p / A).chmod(0o444), 4, "is read-only"),
         ("folder", _link, 3, "is a symbolic link or lies behind one"),
         ("folder", _linked_folder, 3, "is a symbolic link or lies behind one"),
@@ -115,6 +118,35 @@ def test_an_operation_under_way_is_not_disturbed(
     assert shop.on(place, "apply") == 3
     assert "is under way" in capsys.readouterr().err
     assert git(place, "status") == before
+
+
+def test_a_conflict_in_a_patched_file_is_a_rebase_not_drift(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shop.tree("checkout")
+    for branch, text in (("left", "1"), ("right", "2")):
+        git(place, "checkout", "-q", "-b", branch, "pin")
+        lay_out(place, {A: numbered(40, l20=text)})
+        git(place, "commit", "-q", "-a", "-m", branch)
+    with pytest.raises(AssertionError):
+        git(place, "rebase", "left")
+    refused(shop, place, 3, "a rebase is under way", capsys)
+
+
+def test_an_operation_in_a_linked_work_tree_is_seen_and_a_run_with_nothing_to_do_is_let(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    linked = shop.root / "linked"
+    git(shop.tree("checkout"), "worktree", "add", "-q", str(linked))
+    folder = Path(git(linked, "rev-parse", "--absolute-git-dir").decode().strip())
+    for name in ("REVERT_HEAD", "sequencer"):
+        (folder / name).touch()
+        refused(shop, linked, 3, "is under way", capsys)
+        (folder / name).unlink()
+    assert shop.on(linked, "apply") == 0
+    (folder / "MERGE_HEAD").touch()
+    assert shop.on(linked, "apply") == 0
+    assert shop.on(linked, "reverse") == 3
 
 
 def test_unrelated_local_changes_survive(shop: Workshop) -> None:
@@ -251,6 +283,48 @@ def test_a_full_disk_is_named_and_nothing_is_changed(
         assert shop.on(place, "apply") == 0
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_file_that_changes_while_a_run_is_under_way_is_left_alone(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shop.tree("folder")
+    stock = Tree.guard
+
+    def edit_meanwhile(self: Tree, changes: Sequence[FileChange]) -> None:
+        stock(self, changes)
+        lay_out(place, {B: b"written meanwhile\n"})
+
+    monkeypatch.setattr(Tree, "guard", edit_meanwhile)
+    assert shop.on(place, "apply") == 3
+    assert f"{B} changed while the run was under way" in capsys.readouterr().err
+    assert (place / A).read_bytes() == numbered(40)
+    assert (place / B).read_bytes() == b"written meanwhile\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system and becomes another user")
+def test_what_check_lets_through_apply_can_write(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shop.tree("folder")
+    other = place / "python/sglang/sub"
+    other.mkdir()
+    mount = ["mount", "-t", "tmpfs", "tmpfs", str(other)]
+    if subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("no right to mount")
+    try:
+        refused(shop, place, 4, "is on another file system", capsys)
+    finally:
+        subprocess.run(["umount", str(other)], check=True)
+    other.rmdir()
+    for folder in (shop.root, *shop.root.parents[:-2]):
+        folder.chmod(0o755)
+    for command in ("check", "apply"):
+        child = os.fork()
+        if child == 0:
+            os.setuid(65534)
+            os._exit(shop.on(place, command))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes the owner of a file")

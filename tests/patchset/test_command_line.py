@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_overlay.cli import main
+from sglang_overlay.patchset.pin import load_pins
 
 from .workshop import Workshop, snapshot
 
@@ -119,6 +120,36 @@ def test_fetch_lays_the_pinned_source_out_and_knows_its_own_work(
     assert shop.run("fetch", shop.root) == 2
 
 
+def test_without_git_there_is_one_line_and_the_right_exit_code(
+    shop: Workshop, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "sglang_overlay",
+            "fetch",
+            tmp_path / "x",
+            "--patches",
+            shop.root / "patches",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": str(tmp_path)},
+    )
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: git cannot be used: ")
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_the_newest_pin_is_the_highest_version(tmp_path: Path) -> None:
+    for version in ("0.5.9", "0.5.23", "0.5.10"):
+        Workshop(tmp_path / version, {"python/sglang/v.py": version.encode()}, version)
+        (tmp_path / version / f"patches/v{version}").rename(tmp_path / f"v{version}")
+    assert [pin.version for pin in load_pins(tmp_path)] == ["0.5.9", "0.5.10", "0.5.23"]
+
+
 def test_a_wheel_with_the_wrong_hash_is_refused_and_removed(
     shop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +182,7 @@ def test_apply_without_its_dependencies_prints_the_command_that_installs_them(
         check=False,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "click is not installed" in done.stderr
     assert f"-m pip install {ROOT}" in done.stderr
 

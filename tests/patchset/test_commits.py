@@ -114,13 +114,64 @@ def test_a_repository_without_a_commit_is_refused(
     assert shop.on(place, "apply") == 0
 
 
+def test_only_what_is_asked_for_is_committed(shop: Workshop) -> None:
+    place = shop.tree("checkout")
+    shop.on(place, "apply", "--only", "tail")
+    assert shop.on(place, "apply", "--commit", "--only", "head") == 0
+    assert git(place, "log", "--format=%s", "pin..HEAD") == b"test: make head\n"
+    assert git(place, "diff", "--name-only").decode().split() == [A, B, "python/sglang/old.py"]
+    assert shop.on(place, "reverse", "--only", "tail") == 0
+    assert git(place, "status", "--porcelain") == b""
+
+
+def test_what_was_staged_of_the_patches_goes_with_them(shop: Workshop) -> None:
+    place = shop.tree("checkout")
+    for way in (["reverse"], ["reverse", "--commit"]):
+        shop.on(place, "apply")
+        git(place, "add", "-A")
+        assert shop.on(place, *way) == 0
+        assert git(place, "status", "--porcelain") == b""
+
+
+def test_a_staged_deletion_and_a_committed_mode_are_kept(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shop.tree("checkout")
+    git(place, "rm", "-q", "--cached", B)
+    assert shop.on(place, "apply", "--commit") == 3
+    assert f"{B}: changes of your own are staged" in capsys.readouterr().err
+    git(place, "reset", "-q")
+    (place / A).chmod(0o755)
+    git(place, "commit", "-q", "-a", "-m", "mode")
+    assert shop.on(place, "apply", "--commit") == 0
+    assert git(place, "ls-tree", "HEAD", A).startswith(b"100755")
+    assert shop.on(place, "reverse", "--commit") == 0
+    assert git(place, "status", "--porcelain") == b""
+
+
+def test_a_locked_branch_is_named_and_the_next_run_finishes(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shop.tree("checkout")
+    lock = place / ".git/refs/heads/main.lock"
+    lock.touch()
+    assert shop.on(place, "apply", "--commit") == 4
+    assert "the files are written, but not committed" in capsys.readouterr().err
+    lock.unlink()
+    assert shop.on(place, "apply", "--commit") == 0
+    assert git(place, "rev-list", "--count", "pin..HEAD") == b"3\n"
+    assert git(place, "status", "--porcelain") == b""
+
+
 def test_a_locked_index_is_named_and_the_next_run_finishes(
     shop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = shop.tree("checkout")
     (place / ".git/index.lock").touch()
+    before = snapshot(place)
     assert shop.on(place, "apply", "--commit") == 4
-    assert "index.lock" in capsys.readouterr().err
+    assert "index.lock: another git is at work" in capsys.readouterr().err
+    assert snapshot(place) == before
     (place / ".git/index.lock").unlink()
     assert shop.on(place, "apply", "--commit") == 0
     assert git(place, "status", "--porcelain") == b""

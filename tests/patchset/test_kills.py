@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import git
+from .conftest import NEW, OLD, A, B
 from .workshop import Workshop, contents, snapshot
 
 _EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "subprocess.Popen"}
@@ -79,6 +80,19 @@ def test_a_kill_at_any_step_leaves_whole_files_that_either_command_finishes(
     assert seen == {"pristine", "mixed", "complete"}
 
 
+def test_a_kill_at_any_step_of_a_commit_is_undone_by_reverse(shop: Workshop) -> None:
+    for step in count(1):
+        place = shop.tree("checkout")
+        before = snapshot(place)
+        done = not killed_at(step, lambda: shop.on(place, "apply", "--commit"))  # noqa: B023
+        assert shop.on(place, "reverse", "--commit") == 0
+        assert git(place, "rev-parse", "HEAD^{tree}") == git(place, "rev-parse", "pin^{tree}")
+        assert git(place, "status", "--porcelain", "--ignored") == b"", step
+        assert snapshot(place) == before
+        if done:
+            break
+
+
 def test_a_kill_at_any_step_of_a_commit_is_finished_by_the_next_run(shop: Workshop) -> None:
     wanted = None
     for step in count(1):
@@ -102,6 +116,7 @@ def test_a_failure_at_any_step_changes_nothing(
     shop: Workshop, layout: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = shop.tree(layout)
+    (place / OLD).chmod(0o750)  # which a patch deletes
     before = snapshot(place)
     for step in count(1):
         with monkeypatch.context() as patch:
@@ -134,6 +149,65 @@ def test_a_disk_that_stays_full_half_way_is_named_and_finished_later(
         assert snapshot(place) == before
     assert messages == {True, False}
     assert contents(place) == shop.expected("head", "tail", "more")
+
+
+@pytest.mark.parametrize("stubborn", [A, B, NEW, OLD])
+def test_one_file_that_cannot_be_replaced_leaves_all_others_as_they_were(
+    shop: Workshop,
+    stubborn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = shop.tree("folder")
+    before = snapshot(place)
+    replace, unlink = Path.replace, Path.unlink
+
+    def refuse(file: Path) -> None:
+        if file == place / stubborn:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(file))
+
+    def busy_replace(self: Path, target: Path) -> Path:
+        refuse(target)
+        return replace(self, target)
+
+    def busy_unlink(self: Path, missing_ok: bool = False) -> None:
+        refuse(self)
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", busy_replace)
+        patch.setattr(Path, "unlink", busy_unlink)
+        assert shop.on(place, "apply") == 4
+    assert f"{place / stubborn}: Device or resource busy; nothing was" in capsys.readouterr().err
+    assert snapshot(place) == before
+
+
+def test_a_folder_of_the_users_with_the_journals_name_is_left_alone(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shop.tree("folder")
+    (place / ".sglang-overlay").mkdir()
+    (place / ".sglang-overlay/notes").write_text("mine")
+    before = snapshot(place)
+    assert shop.on(place, "apply") == 4
+    assert "File exists; nothing was changed" in capsys.readouterr().err
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize("journal", ["[1]", "{}", '{"command": "x", "files": [], "folders": 3}'])
+def test_a_strange_journal_removes_nothing_outside(shop: Workshop, journal: str) -> None:
+    place = shop.tree("folder")
+    (place / ".sglang-overlay").mkdir()
+    (place / ".sglang-overlay/journal.json").write_text(journal)
+    assert shop.on(place, "status") == 0
+    assert shop.on(place, "apply") == 0
+    outside = shop.root / "outside"
+    outside.mkdir()
+    (place / ".sglang-overlay").mkdir()
+    table = {"command": "apply", "files": [], "folders": ["../outside", str(outside)]}
+    (place / ".sglang-overlay/journal.json").write_text(json.dumps(table))
+    assert shop.on(place, "reverse") == 0
+    assert outside.is_dir()
 
 
 def _fail_at(patch: pytest.MonkeyPatch, step: int, once: bool) -> Callable[[], int]:
