@@ -29,8 +29,9 @@ _EPOCH = "1580601600"
 # Where the hook cannot start, nothing but `import sglang` may fail, and it must.
 _PTH = (
     'import sys; exec("try:\\n from sglang_overlay.runtime.boot import start\\n start()\\n'
-    "except Exception as error:\\n sys.modules['sglang'] = None\\n"
-    " print('sglang-overlay: its hook cannot start (%r), so import sglang fails. "
+    "except Exception as error:\\n import os\\n if os.environ.get('SGLANG_OVERLAY') != '0':\\n"
+    "  sys.modules['sglang'] = None\\n"
+    "  sys.stderr and print('sglang-overlay: its hook cannot start (%r), so import sglang fails. "
     "Next: install the overlay wheel again, or uninstall it' % error, file=sys.stderr)\")\n"
 )
 _START = "sglang_overlay.runtime.boot:start\n"
@@ -73,8 +74,11 @@ def render(series: Series, files: Path) -> None:
 
 def stage(series: Series, folder: Path) -> None:
     """Lay the overlay's project out in ``folder``, ready to be built."""
-    ignore = shutil.ignore_patterns("__pycache__", "_files")
-    shutil.copytree(ROOT / "sglang_overlay", folder / "sglang_overlay", ignore=ignore)
+    for source in (ROOT / "sglang_overlay").rglob("*.py"):
+        target = folder / source.relative_to(ROOT)
+        if "_files" not in source.parts:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
     files = folder / "sglang_overlay/_files"
     shutil.copytree(series.pin.folder, files / "patches" / series.pin.name)
     render(series, files)

@@ -1,5 +1,6 @@
 """Every command of ``apply.py`` and of ``sglang-overlay``."""
 
+import ast
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -184,7 +185,8 @@ def lint(write: bool, patches: Path | None, as_json: bool) -> int:
         computed = manifest.compute(series, read)
         for path, weave in series.weaves.items():
             members = weave.restrict(series.module_patches)
-            if members and b"__file__" in (weave.forward(read(path), members) or b""):
+            text = weave.forward(read(path), members) or b""
+            if members and path.endswith(".py") and _uses_own_path(text):
                 findings.append(
                     f"{pin.name}/{path}: uses __file__, which an overlay changes: "
                     f"{', '.join(members)} must be Overlay: checkout-only"
@@ -196,6 +198,32 @@ def lint(write: bool, patches: Path | None, as_json: bool) -> int:
     result = {"pins": [pin.name for pin in pins], "findings": findings}
     show.emit(result, as_json, show.lint_lines)
     return DamagedPatchSet.exit_code if findings else 0
+
+
+@cli.command("env")
+@click.option("--url", help="A running server, http://HOST:PORT.")
+@click.option("--key", envvar="SGLANG_ADMIN_KEY", help="The server's admin key.")
+@click.option("--log", type=click.Path(path_type=Path), help="A server's log, in place of --url.")
+@_options("json")
+def environment(url: str | None, key: str | None, log: Path | None, as_json: bool) -> int:
+    """Print what environment every worker has. Exit 1 when workers differ, or one came late.
+
+    The server runs the patch worker-env-report.
+    """
+    from . import worker_env
+
+    if (url is None) == (log is None):
+        raise Usage("give either --url or --log")
+    reports = worker_env.from_log(log) if log else worker_env.from_server(url or "", key)
+    result = worker_env.compare(reports)
+    show.emit(result, as_json, show.environment_table)
+    wrong = [v for v in result["variables"] if v["different"] or any(v["late"])]
+    return 1 if wrong else 0
+
+
+def _uses_own_path(source: bytes) -> bool:
+    nodes = ast.walk(ast.parse(source)) if b"__file__" in source else ()
+    return any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes)
 
 
 def _change(

@@ -1,8 +1,10 @@
 """Is the overlay of this environment sound, and do running servers use it?"""
 
+import json
 import re
+import subprocess
 import sys
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +21,63 @@ _SGLANG = re.compile(r"sglang($|::|\.)")
 def verify() -> dict[str, Any]:
     """The hook, the base and every module of this interpreter's overlay.
 
-    Raises ``Usage`` where no overlay is installed.
+    Where each module comes from is asked of a child that imports ``sglang``, as a server
+    does. Raises ``Usage`` where no overlay is installed.
     """
     if not (attest.FILES / "modules").is_dir():
         raise Usage("no overlay wheel is installed here", "verify --sglang-dir DIR, or install it")
-    problems, modules, patches = [], {}, {}
-    finder = next((f for f in sys.meta_path if isinstance(f, Finder)), None)
-    if finder is None:
+    problems: list[str] = []
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         problems.append("the hook did not start in this interpreter (python -S, or no .pth file)")
-    spec = find_spec("sglang")
+    modules: dict[str, attest.Module] = {}
+    patches: dict[str, str] = {}
+    origins: dict[str, str] = {}
     try:
         manifest = attest.load()
         modules, patches = manifest.modules, manifest.patches
-        if spec is None:
-            problems.append("sglang is not installed here")
-        else:
-            attest.check(manifest, spec, imported_early=bool(finder and finder.imported_early))
+        if attest.switched_off():
+            problems.append("SGLANG_OVERLAY=0: the overlay is switched off here")
+        origins = _origins([*modules])
     except attest.Refusal as refusal:
         problems.append(str(refusal))
+    found = []
+    for name, module in modules.items():
+        origin = origins.get(name, "")
+        blob = attest.blob_of(Path(origin)) if origin else ""
+        found.append({"name": name, "origin": origin, "blob": blob})
+        if origin and blob != module.blob:
+            problems.append(f"{name} is loaded from {origin}, which is not the patched file")
     return {
         "command": "verify",
         "overlay": str(attest.FILES),
-        "sglang": spec and spec.origin,
         "patches": patches,
-        "modules": [
-            {"name": name, "origin": str(module.file), "blob": attest.blob_of(module.file)}
-            for name, module in modules.items()
-        ],
+        "modules": found,
         "problems": problems,
         "processes": [],
     }
 
 
+def _origins(names: list[str]) -> dict[str, str]:
+    code = (
+        "import importlib.util as u, json, sys, sglang\n"
+        "specs = {name: u.find_spec(name) for name in sys.argv[1:]}\n"
+        "print(json.dumps({n: s and s.origin or '' for n, s in specs.items()}))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *names],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode != 0:
+        reason = child.stderr.strip().splitlines()[-1]
+        raise attest.Refusal(f"import sglang fails: {reason}")
+    origins: dict[str, str] = json.loads(child.stdout.strip().splitlines()[-1])
+    return origins
+
+
 def verify_processes(pids: list[int]) -> list[dict[str, Any]]:
-    """The SGLang processes among ``pids`` and what they started, patched or not.
+    """The processes ``pids`` and the SGLang processes that they started, patched or not.
 
     A process that runs under the overlay keeps its manifest mapped, which
     ``/proc/PID/maps`` shows; a name or a log line would prove nothing.
@@ -62,23 +87,24 @@ def verify_processes(pids: list[int]) -> list[dict[str, Any]]:
     for pid in pids:
         try:
             process = psutil.Process(pid)
-            family = [process, *process.children(recursive=True)]
-            found += [_state(member) for member in family]
-        except (psutil.Error, PermissionError) as error:
+            found.append(_state(process))
+            for child in process.children(recursive=True):
+                with suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
+                    state = _state(child)
+                    if state["state"] == "patched" or any(
+                        _SGLANG.match(Path(part).name) for part in child.cmdline()
+                    ):
+                        found.append(state)
+        except (psutil.Error, OSError) as error:
             raise Usage(f"process {pid}: {error}") from error
-    return [state for state in found if state["state"] != "not SGLang"]
+    return found
 
 
 def _state(process: psutil.Process) -> dict[str, Any]:
-    command = process.cmdline()
+    manifest = str(attest.FILES / "manifest.json")
     maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-    inodes = [line.split()[4] for line in maps if "/_files/manifest.json" in line]
-    if str((attest.FILES / "manifest.json").stat().st_ino) in inodes:
-        state = "patched"
-    elif inodes:
-        state = "another overlay, or one from before an upgrade"
-    elif any(_SGLANG.match(Path(part).name) for part in command):
-        state = "not patched"
-    else:
-        state = "not SGLang"
-    return {"pid": process.pid, "command": " ".join(command)[:60], "state": state}
+    paths = [line.split(maxsplit=5)[5] for line in maps if "/_files/manifest.json" in line]
+    state = "not patched"
+    if paths:
+        state = "patched" if manifest in paths else "another overlay, or one before an upgrade"
+    return {"pid": process.pid, "command": " ".join(process.cmdline())[:60], "state": state}

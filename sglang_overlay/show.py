@@ -145,14 +145,34 @@ def verify_table(result: Result) -> None:
 
 def overlay_table(result: Result) -> None:
     """Print what ``verify`` gives for an installed overlay."""
-    rows = [(module["name"], module["blob"][:12]) for module in result["modules"]]
-    _table(("module", "blob"), rows)
+    rows = [(m["name"], m["blob"][:12], m["origin"]) for m in result["modules"]]
+    _table(("module", "blob", "loaded from"), rows)
     for process in result["processes"]:
         print(f"process {process['pid']} ({process['command']}): {process['state']}")
     for problem in result["problems"]:
         print(f"problem: {problem}")
     state = f"{len(result['problems'])} problems" if result["problems"] else "sound"
-    print(f"{result['overlay']} over {result['sglang']}: {state}")
+    print(f"{result['overlay']}: {state}")
+
+
+def environment_table(result: Result) -> None:
+    """Print what ``env`` gives: workers as columns, differences and late values marked."""
+    rows = []
+    for variable in result["variables"]:
+        cells = []
+        for number, (value, origin, late) in enumerate(
+            zip(variable["values"], variable["origins"], variable["late"], strict=True)
+        ):
+            mark = "!" if number in variable["different"] else ""
+            text = "-" if value is None else f"{value} ({origin})"
+            cells.append(f"{mark}{text}{' LATE: ' + late if late else ''}")
+        rows.append((variable["name"], *cells))
+    _table(("variable", *result["workers"]), rows)
+    differing = [v["name"] for v in result["variables"] if v["different"]]
+    late = [v["name"] for v in result["variables"] if any(v["late"])]
+    print(f"{len(result['workers'])} workers; differing (!): {', '.join(differing) or 'none'}")
+    if late:
+        print(f"set when it had no effect any more: {', '.join(late)}")
 
 
 def fetch_line(result: Result) -> None:

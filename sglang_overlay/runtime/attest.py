@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
+import re
 import sys
-from importlib.machinery import ModuleSpec
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,13 +50,26 @@ def load() -> Manifest:
         table = json.loads(file.read_text(encoding="utf-8"))
         modules = {name: Module(**entry) for name, entry in table["modules"].items()}
         return Manifest(file, table["version"], table["sglang"], dict(table["patches"]), modules)
+    except FileNotFoundError as error:
+        raise Refusal(
+            f"{file} is missing: a source tree of the overlay may hide the installed one. "
+            f"Next: take it off PYTHONPATH. {_REINSTALL}"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refusal(f"{file} is damaged ({error!r}). {_REINSTALL}") from error
 
 
-def check(manifest: Manifest, spec: ModuleSpec, *, imported_early: bool) -> Path | None:
+def switched_off() -> bool:
+    """Whether ``SGLANG_OVERLAY`` is 0. Raises ``Refusal`` unless it is 0, 1, empty or unset."""
+    value = os.environ.get("SGLANG_OVERLAY", "")
+    if value not in ("", "0", "1"):
+        raise Refusal(f"SGLANG_OVERLAY={value}: it is 0 for off, or 1. Next: set one of them")
+    return value == "0"
+
+
+def check(manifest: Manifest, folders: list[str], *, imported_early: bool) -> Path | None:
     """``None`` when the overlay's files shall be used; else the ``sglang`` folder that holds
-    the same patches itself. ``spec`` is the original one of ``sglang``.
+    the same patches itself. ``folders`` are those of the ``sglang`` package.
 
     Raises ``Refusal`` when the overlay and what is installed do not belong together.
     """
@@ -75,7 +89,6 @@ def check(manifest: Manifest, spec: ModuleSpec, *, imported_early: bool) -> Path
     for name, module in manifest.modules.items():
         if blob_of(module.file) != module.blob:
             raise Refusal(f"{module.file} (module {name}) is not as it was built. {_REINSTALL}")
-    folders = list(spec.submodule_search_locations or ())
     if len(folders) != 1:
         raise Refusal(f"sglang is not one folder but {folders}. Next: leave one installed")
     return _check_base(manifest, Path(folders[0]))
@@ -91,14 +104,24 @@ def blob_of(file: Path) -> str:
 
 
 def _check_alone() -> None:
+    ours = FILES / "manifest.json"
     for entry in sys.path:
-        other = Path(entry, "sglang_overlay", "_files")
-        if (other / "manifest.json").is_file() and other.resolve() != FILES:
-            raise Refusal(f"two overlays: {FILES} and {other}. Next: pip uninstall one of them")
+        other = Path(entry, "sglang_overlay", "_files", "manifest.json")
+        with suppress(OSError):  # an entry that cannot be read cannot be imported from either
+            if other.is_file() and not other.samefile(ours):
+                raise Refusal(f"two overlays: {ours} and {other}. Next: pip uninstall one of them")
 
 
 def _check_base(manifest: Manifest, package: Path) -> Path | None:
     """Hold the files in ``package``, the ``sglang`` folder, against the pin's."""
+    with suppress(FileNotFoundError):  # a git checkout has none
+        text = (package / "_version.py").read_text(encoding="utf-8")
+        version = re.search(r"^__version__ = .*'([^']+)'", text, re.MULTILINE)
+        if version and version[1] != manifest.sglang:
+            raise Refusal(
+                f"{package} is not SGLang {manifest.sglang}'s but {version[1]}'s. Next: "
+                f"pip install sglang=={manifest.sglang}, or install the overlay for yours"
+            )
     modules = manifest.modules.values()
     found = [(module, blob_of(package.parent / module.place)) for module in modules]
     if all(blob == module.base for module, blob in found):

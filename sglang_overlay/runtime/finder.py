@@ -1,6 +1,7 @@
 """The import hook: patched modules are loaded from the overlay, all others as ever."""
 
 import sys
+from _thread import RLock
 
 TYPE_CHECKING = False  # importing typing would cost every interpreter start some milliseconds
 if TYPE_CHECKING:
@@ -15,14 +16,16 @@ if TYPE_CHECKING:
 class Finder:
     """A ``MetaPathFinder`` for ``sglang`` and the exact names of the patched modules.
 
-    Looking for a spec checks nothing and never fails, since other programs look too.
-    Executing ``sglang``, which comes before every module in it, checks everything.
+    Looking for ``sglang`` checks nothing and never fails, since other programs look too.
+    Executing it, or looking for anything in it, settles once for the process which files
+    are used, and raises ``ImportError`` when overlay and SGLang do not belong together.
     """
 
     def __init__(self, *, imported_early: bool = False) -> None:
         self.imported_early = imported_early
-        self._manifest: Manifest | None = None
-        self._active = False
+        self.lock = RLock()  # two threads may import at once
+        self.settled = False
+        self.manifest: Manifest | None = None  # of the files in use; None for those on disk
 
     def find_spec(
         self,
@@ -38,19 +41,15 @@ class Finder:
 
                 spec.loader = Gate(spec.loader, self)  # type: ignore[assignment]
             return spec
-        if not self._active or not name.startswith("sglang."):
+        if not name.startswith("sglang.") or "sglang" not in sys.modules:
             return None
-        assert self._manifest is not None
-        module = self._manifest.modules.get(name)
-        if module is None:
-            return None
-        from .gate import patched_spec
+        from .gate import patched_spec, settle
 
+        manifest = settle(self, sys.modules["sglang"].__path__)
+        module = manifest and manifest.modules.get(name)
+        if not module:
+            return None
         return patched_spec(name, module, self.original(name, path, target))
-
-    def activate(self, manifest: "Manifest") -> None:
-        """Serve ``manifest``'s modules from now on."""
-        self._manifest, self._active = manifest, True
 
     def original(self, name: str, path: "Any", target: "Any") -> "ModuleSpec | None":
         """What every other finder would give."""

@@ -1,11 +1,13 @@
-"""Loaders: one that lets ``sglang`` through once all is attested, one for patched modules."""
+"""Settles which files a process uses; loaders for ``sglang`` itself and for patched modules."""
 
 import mmap
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from . import attest
@@ -14,14 +16,53 @@ from .finder import Finder
 _held: list[mmap.mmap] = []
 
 
+def settle(finder: Finder, folders: Iterable[str] | None) -> attest.Manifest | None:
+    """Which manifest's files this process uses, ``None`` for SGLang as it is on disk.
+
+    The first call attests, says the outcome on standard error and puts the finder in
+    front of any that came later; ``folders`` are those of the ``sglang`` package.
+    Raises ``ImportError`` when the overlay and this SGLang do not belong together.
+    """
+    with finder.lock:
+        if not finder.settled:
+            try:
+                finder.manifest = _attested(finder, list(folders or ()))
+            except (attest.Refusal, OSError) as error:
+                raise ImportError(f"sglang-overlay: {error}", name="sglang") from None
+            finder.settled = True
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+                sys.meta_path.insert(0, finder)
+        return finder.manifest
+
+
+def _attested(finder: Finder, folders: list[str]) -> attest.Manifest | None:
+    if attest.switched_off():
+        _say("switched off by SGLANG_OVERLAY=0: SGLang runs as it is on disk")
+        return None
+    manifest = attest.load()
+    patched = attest.check(manifest, folders, imported_early=finder.imported_early)
+    # What /proc/PID/maps shows to `verify --pid`, while nothing else of a process would.
+    with suppress(OSError, ValueError), manifest.file.open("rb") as stream:
+        _held.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    names = ", ".join(manifest.patches)
+    if patched:
+        _say(f"{manifest.version}: {patched} holds the patches itself: {names}")
+        return None
+    _say(f"{manifest.version} on SGLang {manifest.sglang}: {names}")
+    return manifest
+
+
 class Gate:
-    """Wraps the loader of ``sglang``: executing the package attests the overlay first."""
+    """Stands in for the loader of ``sglang`` until the package is executed: then it settles."""
 
     def __init__(self, loader: Any, finder: Finder) -> None:
         self._loader = loader
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "load_module":  # which would not come by exec_module
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -30,33 +71,15 @@ class Gate:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Attest, say so on standard error, and execute what is there.
-
-        Raises ``ImportError`` when the overlay and this SGLang do not belong together:
-        stock code is never run unnoticed.
-        """
-        spec = module.__spec__
+        """Settle, then execute what the original loader, or the overlay, has."""
+        spec, loader = module.__spec__, self._loader
         assert spec is not None
-        if os.environ.get("SGLANG_OVERLAY") == "0":
-            _say("switched off by SGLANG_OVERLAY=0: stock SGLang runs")
-        else:
-            try:
-                manifest = attest.load()
-                early = self._finder.imported_early
-                patched = attest.check(manifest, spec, imported_early=early)
-            except attest.Refusal as refusal:
-                raise ImportError(f"sglang-overlay: {refusal}", name="sglang") from None
-            names = ", ".join(manifest.patches)
-            if patched:
-                _say(f"{manifest.version}: {patched} holds the patches itself: {names}")
-            else:
-                self._finder.activate(manifest)
-                _hold(manifest)
-                _say(f"{manifest.version} on SGLang {manifest.sglang}: {names}")
-                if init := manifest.modules.get("sglang"):
-                    self._loader = patched_spec("sglang", init, spec).loader
-                    module.__file__ = str(init.file)
-        self._loader.exec_module(module)
+        manifest = settle(self._finder, spec.submodule_search_locations)
+        if manifest and (init := manifest.modules.get("sglang")):
+            loader = patched_spec("sglang", init, spec).loader
+            module.__file__ = str(init.file)
+        spec.loader = module.__loader__ = loader
+        loader.exec_module(module)
 
 
 def patched_spec(name: str, module: attest.Module, original: ModuleSpec | None) -> ModuleSpec:
@@ -68,7 +91,7 @@ def patched_spec(name: str, module: attest.Module, original: ModuleSpec | None) 
     spec = spec_from_file_location(
         name,
         file,
-        loader=_Loader(name, str(file), original),
+        loader=_Loader(name, module, original),
         submodule_search_locations=folders,
     )
     assert spec is not None
@@ -76,9 +99,20 @@ def patched_spec(name: str, module: attest.Module, original: ModuleSpec | None) 
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, name: str, file: str, original: ModuleSpec | None) -> None:
-        super().__init__(name, file)
+    def __init__(self, name: str, module: attest.Module, original: ModuleSpec | None) -> None:
+        super().__init__(name, str(module.file))
+        self._module = module
         self._original = original
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Nothing runs that was changed after the process had settled."""
+        if attest.blob_of(self._module.file) != self._module.blob:
+            raise ImportError(
+                f"sglang-overlay: {self._module.file} changed under this process. "
+                "Next: start it again",
+                name=fullname,
+            )
+        return super().get_code(fullname)
 
     def get_resource_reader(self, name: str | None = None) -> Any:
         """Resources lie where the original package lies."""
@@ -87,10 +121,6 @@ class _Loader(SourceFileLoader):
 
 
 def _say(text: str) -> None:
-    print(f"sglang-overlay[{os.getpid()}]: {text}", file=sys.stderr, flush=True)
-
-
-def _hold(manifest: attest.Manifest) -> None:
-    """Map the manifest into memory, where ``/proc/PID/maps`` shows it to ``verify --pid``."""
-    with manifest.file.open("rb") as stream:
-        _held.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # a closed one must not stop the program
+            print(f"sglang-overlay[{os.getpid()}]: {text}", file=sys.stderr, flush=True)

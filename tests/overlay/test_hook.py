@@ -156,6 +156,57 @@ def test_the_root_package_itself_can_be_patched(environment: Environment) -> Non
     assert printed == f"True {patched}"
 
 
+RACE = """
+import importlib, sys, threading
+def first():
+    import sglang
+def second():
+    while "sglang" not in sys.modules:
+        pass
+    print(importlib.import_module("sglang.srt.model_executor.graph_fallback").__file__)
+threads = [threading.Thread(target=function) for function in (first, second)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_a_second_thread_cannot_come_by_the_hook(environment: Environment) -> None:
+    assert environment.code(RACE).startswith(str(environment.files))
+
+
+def test_a_finder_that_comes_later_and_an_old_loader_call_cannot_either(
+    environment: Environment, overlay: Path, tmp_path: Path
+) -> None:
+    package = environment.packages / "sglang/__init__.py"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u, sys\n"
+        "class Front:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'sglang':\n"
+        f"            return u.spec_from_file_location(name, {str(package)!r})\n"
+        "sys.meta_path.insert(0, Front)\n"
+    )
+    assert environment.code(FILE, PYTHONPATH=str(tmp_path)) == str(overlay)
+    old = "import pkgutil, sys; l = pkgutil.get_loader('sglang'); print(hasattr(l, 'load_module'))"
+    assert environment.code(old, "-W", "ignore") == "False"
+
+
+def test_the_root_packages_spec_is_an_ordinary_one_afterwards(environment: Environment) -> None:
+    environment.code(
+        "import copy, pickle, sglang, importlib\n"
+        "pickle.loads(pickle.dumps(sglang.__spec__)); copy.deepcopy(sglang.__spec__)\n"
+        "assert type(sglang.__loader__).__name__ == 'SourceFileLoader'\n"
+        "importlib.reload(sglang)"
+    )
+
+
+@pytest.mark.parametrize("stderr", ["sys.stderr = None", "sys.stderr.close()"])
+def test_an_unusable_standard_error_stops_nothing(environment: Environment, stderr: str) -> None:
+    code = f"import sys; {stderr}; import sglang; print('fine')"
+    assert environment.code(code, "-W", "ignore") == "fine"
+
+
 def test_looking_for_sglang_checks_nothing_and_never_fails(environment: Environment) -> None:
     code = "import importlib.util as u; print(u.find_spec('sglang').origin)"
     with changed(environment.files / "manifest.json", b"{"):

@@ -27,10 +27,48 @@ def test_a_missing_base_file(environment: Environment) -> None:
         assert "found 00000000" in environment.refused()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"version": 1, "modules": []}', None])
-def test_a_damaged_manifest(environment: Environment, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is damaged"),
+        (b"{}", "is damaged"),
+        (b'{"version": 1, "modules": []}', "is damaged"),
+        (None, "is missing: a source tree of the overlay may hide the installed one"),
+    ],
+)
+def test_a_damaged_manifest(environment: Environment, content: bytes | None, message: str) -> None:
     with changed(environment.files / "manifest.json", content):
-        assert "is damaged" in environment.refused()
+        assert message in environment.refused()
+
+
+def test_a_release_that_changed_none_of_our_files(environment: Environment) -> None:
+    file = environment.packages / "sglang/_version.py"
+    newer = file.read_text().replace("'0.5.23'", "'0.5.23.post1'")
+    with changed(file, newer.encode()):
+        assert "is not SGLang 0.5.23's but 0.5.23.post1's" in environment.refused()
+
+
+@pytest.mark.parametrize("value", ["off", "false", "00", " 0"])
+def test_the_switch_takes_0_or_1_alone(environment: Environment, value: str) -> None:
+    assert f"SGLANG_OVERLAY={value}: it is 0 for off" in environment.refused(SGLANG_OVERLAY=value)
+
+
+def test_a_patched_file_that_changes_under_a_process(environment: Environment) -> None:
+    name = "sglang.srt.model_executor.graph_fallback"
+    file = environment.files / "modules" / f"{name.replace('.', '/')}.py"
+    code = f"import sglang; open({str(file)!r}, 'a').write('# later'); import {name}"
+    with changed(file, file.read_bytes()):
+        assert "changed under this process" in environment.refused(text=code)
+
+
+def test_a_path_entry_that_cannot_be_read_and_a_linked_install_are_no_second_overlay(
+    environment: Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(environment.packages)
+    environment.code("import sglang", PYTHONPATH=f"{tmp_path}/link")
+    (tmp_path / "sglang_overlay").mkdir()
+    (tmp_path / "sglang_overlay/_files").symlink_to("_files")  # a loop: reading it fails
+    environment.code("import sglang", PYTHONPATH=f"/nowhere:{tmp_path}")
 
 
 @pytest.mark.parametrize("content", [b"edited = True\n", None])
@@ -45,6 +83,11 @@ def test_a_hook_that_cannot_start_stops_sglang_alone(environment: Environment) -
     assert done.stdout == "fine\n"
     assert "its hook cannot start" in done.stderr
     assert "ModuleNotFoundError" in done.stderr.splitlines()[-1]
+
+
+def test_a_hook_that_cannot_start_can_be_switched_off(environment: Environment) -> None:
+    with changed(environment.packages / "sglang_overlay/runtime/boot.py", b"import nothing_here\n"):
+        environment.code("import sglang", SGLANG_OVERLAY="0")
 
 
 def test_two_overlays_at_once(environment: Environment, tmp_path: Path) -> None:
@@ -119,7 +162,7 @@ def test_switched_off_it_says_so_and_stock_sglang_runs(environment: Environment)
     code = "import sglang.srt.arg_groups.field_order as m; print(m.__file__)"
     done = environment.run("-c", code, SGLANG_OVERLAY="0")
     assert done.stdout.strip() == str(environment.packages / "sglang/srt/arg_groups/field_order.py")
-    assert "switched off by SGLANG_OVERLAY=0: stock SGLang runs" in done.stderr
+    assert "switched off by SGLANG_OVERLAY=0: SGLang runs as it is on disk" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,11 +190,15 @@ def test_verify_proves_the_overlay_and_names_what_is_wrong(environment: Environm
     assert code == 0, printed
     assert "sglang.srt.speculative.spec_graph_report" in printed
     assert "sound" in printed
+    assert str(environment.files / "modules/sglang/srt/managers/scheduler.py") in printed
     file = environment.packages / ENGINE
     with changed(file, b"mine\n"):
         code, printed = verify()
     assert code == 1
-    assert f"problem: {file} is not SGLang" in printed
+    assert f"{file} is not SGLang" in printed
+    code, printed = verify(SGLANG_OVERLAY="0")
+    assert code == 1
+    assert "problem: SGLANG_OVERLAY=0: the overlay is switched off here" in printed
     dependencies = (environment.packages / "zz_dependencies.pth").read_text().strip()
     code, printed = verify("-S", PYTHONPATH=f"{environment.packages}:{dependencies}")
     assert code == 1
@@ -162,7 +209,7 @@ def test_verify_sees_which_running_processes_use_the_overlay(environment: Enviro
     code = "import sglang; print('ready', flush=True); input()"
     for env, state, expected in (({}, "patched", 0), ({"SGLANG_OVERLAY": "0"}, "not patched", 1)):
         with subprocess.Popen(
-            [environment.python, "-c", code, "sglang.launch_server"],
+            [environment.python, "-c", code],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -19,14 +19,12 @@ def series() -> Series:
     return load_series(choose_pin(load_pins(patches_folder()), "v0.5.23"))
 
 
-@pytest.fixture(scope="session")
-def python() -> Python:
-    """Runs the python that has SGLang's dependencies, on the SGLang source at ``source``."""
-    executable = sglang_python()
+def runner(executable: Path) -> Python:
+    """Runs ``executable`` on the SGLang source at ``source``."""
 
-    def run(source: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(source: Path, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [executable, *args],
+            [executable, *map(str, args)],
             cwd=source,
             env={**os.environ, "PYTHONPATH": str(source / "python"), **env},
             capture_output=True,
@@ -35,6 +33,12 @@ def python() -> Python:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def python() -> Python:
+    """Runs the python that has SGLang's dependencies."""
+    return runner(sglang_python())
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,116 @@
+"""The table of what workers have, from logs and from a server that answers wrongly."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from sglang_overlay.cli import main
+
+
+def report(dp: int, **values: str) -> dict[str, object]:
+    env = {n: {"value": v, "origin": "user", "late": None} for n, v in values.items()}
+    return {"process": "scheduler", "ranks": {"tp": 0, "dp": dp}, "env": env}
+
+
+def log(folder: Path, *reports: dict[str, object]) -> str:
+    file = folder / "server.log"
+    lines = [f"[2026-11-29 DP{n}] worker_env={json.dumps(r)}" for n, r in enumerate(reports)]
+    file.write_text("\n".join(["Starting", *lines, "worker_env=['NCCL_ALGO=Ring'], port=1"]))
+    return str(file)
+
+
+def test_ranks_that_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = log(tmp_path, report(0, NCCL_ALGO="Ring"), report(1, NCCL_ALGO="Ring"))
+    assert main(["env", "--log", file]) == 0
+    lines = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["variable", "scheduler tp0 dp0", "scheduler tp0 dp1"],
+        ["NCCL_ALGO", "Ring (user)", "Ring (user)"],
+        ["2 workers; differing (!): none"],
+    ]
+
+
+def test_a_rank_that_differs_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ring = [report(n, NCCL_ALGO="Ring") for n in range(3)]
+    file = log(tmp_path, *ring, report(3, NCCL_ALGO="Tree"), report(4))
+    assert main(["env", "--log", file, "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["variables"][0]["different"] == [3, 4]
+    assert main(["env", "--log", file]) == 1
+    printed = capsys.readouterr().out
+    assert "!Tree (user)" in printed
+    assert "differing (!): NCCL_ALGO" in printed
+
+
+def test_a_value_that_came_too_late_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = report(0, NCCL_ALGO="Ring")
+    late["env"]["NCCL_ALGO"]["late"] = "the NCCL communicator was already made"  # type: ignore
+    assert main(["env", "--log", log(tmp_path, late)]) == 1
+    assert "LATE: the NCCL communicator was already made" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ([], 2, "give either --url or --log"),
+        (["--log", "/nowhere"], 2, "No such file"),
+        (["--log", "/dev/null"], 2, "no line with worker_env="),
+        (["--url", "http://127.0.0.1:9"], 4, "see that the server is up"),
+        (["--url", "nonsense"], 4, "nonsense"),
+    ],
+)
+def test_nothing_to_read(
+    args: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", *args]) == code
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    """Answers with the status and body that its ``answer`` holds."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = self.server.answer  # type: ignore[attr-defined]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield http
+        http.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (404, b"", "does not run the patch worker-env-report"),
+        (500, b"", "does not run the patch worker-env-report"),
+        (200, b"<html>", "does not run the patch worker-env-report"),
+        (401, b"", "wants its admin key"),
+    ],
+)
+def test_a_server_that_cannot_say(
+    server: HTTPServer,
+    status: int,
+    body: bytes,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.answer = (status, body)  # type: ignore[attr-defined]
+    assert main(["env", "--url", f"http://127.0.0.1:{server.server_port}"]) == 2
+    assert message in capsys.readouterr().err
