@@ -58,9 +58,17 @@ def verify() -> dict[str, Any]:
 
 
 def _origins(names: list[str]) -> dict[str, str]:
+    # A package that cannot be imported here (sglang.srt.ray without Ray) leaves the hook to ask.
     code = (
-        "import importlib.util as u, json, sys, sglang\n"
-        "specs = {name: u.find_spec(name) for name in sys.argv[1:]}\n"
+        "import importlib.util, json, sys, sglang\n"
+        "from sglang_overlay.runtime.finder import Finder\n"
+        "def find(name):\n"
+        "    try:\n"
+        "        return importlib.util.find_spec(name)\n"
+        "    except ImportError:\n"
+        "        hooks = [f for f in sys.meta_path if isinstance(f, Finder)]\n"
+        "        return hooks[0].find_spec(name) if hooks else None\n"
+        "specs = {name: find(name) for name in sys.argv[1:]}\n"
         "print(json.dumps({n: s and s.origin or '' for n, s in specs.items()}))"
     )
     child = subprocess.run(

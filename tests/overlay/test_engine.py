@@ -14,6 +14,7 @@ def test_every_module_loads_byte_identical_to_the_patched_checkout(
 ) -> None:
     assert main(["fetch", str(tmp_path / "tree")]) == 0
     assert main(["apply", "--sglang-dir", str(tmp_path / "tree")]) == 0
+    environment.pip("install", "ray")  # which some of the modules import
     modules = environment.manifest()["modules"]
     code = (
         "import importlib, json, sys\n"

@@ -225,8 +225,9 @@ def test_lint_holds_the_manifest_against_the_pinned_source(
 def test_lint_keeps_modules_that_use_their_own_path_out_of_the_overlay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shop = Workshop(tmp_path, {A: numbered(40, l1="here = __file__")})
-    shop.patch("one", {A: numbered(40, l1="here = __file__", l20="twenty")})
+    lines = [b"here = __file__\n", *(b"x%d = 0\n" % n for n in range(40))]
+    shop = Workshop(tmp_path, {A: b"".join(lines)})
+    shop.patch("one", {A: b"".join([*lines[:20], b"y = 1\n", *lines[20:]])})
     with pytest.raises(AssertionError):
         shop.seal()
     assert f"{A}: uses __file__, which an overlay changes: one must be" in capsys.readouterr().out
