@@ -3,13 +3,15 @@
 import ast
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 from . import __version__, show
+from .options import TREE, options
 from .patchset import header, manifest
 from .patchset.errors import DamagedPatchSet, PatchsetError, Usage
 from .patchset.pin import Pin, choose_pin, load_pins, patches_folder
@@ -17,16 +19,28 @@ from .patchset.plan import TreeState, observe, plan, plan_commits, prove, recogn
 from .patchset.series import load_series
 from .patchset.tree import Tree, open_tree
 
-Command = Callable[..., Any]
+#: Commands that stand beside what they use; each is imported when it is asked for.
+_ELSEWHERE = {"env": "worker_env:environment"}
 
 
 class _Commands(click.Group):
     """``--sglang-dir`` may stand before the command, and alone it means ``apply``."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if place := _ELSEWHERE.get(cmd_name):
+            module, _, name = place.partition(":")
+            command: click.Command = getattr(import_module(f".{module}", __package__), name)
+            return command
+        return super().get_command(ctx, cmd_name)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         values = {"--sglang-dir", "--pin", "--patches", "--only", "--skip", "--pid"}
+        names = {*self.commands, *_ELSEWHERE}
         for place, arg in enumerate(args):
-            if arg in self.commands and (place == 0 or args[place - 1] not in values):
+            if arg in names and (place == 0 or args[place - 1] not in values):
                 args = [arg, *args[:place], *args[place + 1 :]]
                 break
         else:
@@ -44,59 +58,22 @@ def cli() -> None:
     """
 
 
-def _options(*names: str) -> Callable[[Command], Command]:
-    """The options ``names``, which several commands share."""
-    table = {
-        "sglang-dir": click.option(
-            "--sglang-dir",
-            "sglang_dir",
-            required=True,
-            type=click.Path(path_type=Path),
-            help="A checkout, an unpacked tree, or a site-packages folder.",
-        ),
-        "tree": click.option(
-            "--sglang-dir",
-            "sglang_dir",
-            type=click.Path(path_type=Path),
-            help="A checkout, an unpacked tree, or a site-packages folder.",
-        ),
-        "pin": click.option("--pin", help="The pin, where it shall not be found from the tree."),
-        "patches": click.option(
-            "--patches", type=click.Path(path_type=Path), help="Another folder of patch sets."
-        ),
-        "only": click.option("--only", multiple=True, metavar="NAME", help="Only this patch."),
-        "skip": click.option("--skip", multiple=True, metavar="NAME", help="Not this patch."),
-        "commit": click.option("--commit", is_flag=True, help="One commit for each patch."),
-        "json": click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    }
-
-    def decorate(command: Command) -> Command:
-        for name in reversed(names):
-            command = table[name](command)
-        return command
-
-    return decorate
-
-
-_TREE = ("sglang-dir", "pin", "patches")
-
-
 @cli.command()
-@_options(*_TREE, "only", "skip", "commit", "json")
+@options(*TREE, "only", "skip", "commit", "json")
 def apply(**given: Any) -> int:
     """Apply the series, or part of it; what is applied already stays."""
     return _change("apply", **given)
 
 
 @cli.command()
-@_options(*_TREE, "only", "skip", "commit", "json")
+@options(*TREE, "only", "skip", "commit", "json")
 def reverse(**given: Any) -> int:
     """Undo the series, or part of it, to the byte."""
     return _change("reverse", **given)
 
 
 @cli.command()
-@_options(*_TREE, "only", "skip", "json")
+@options(*TREE, "only", "skip", "json")
 def check(only: Sequence[str], skip: Sequence[str], as_json: bool, **given: Any) -> int:
     """Say what apply would do; write nothing."""
     tree, state = _open(**given)
@@ -110,7 +87,7 @@ def check(only: Sequence[str], skip: Sequence[str], as_json: bool, **given: Any)
 
 
 @cli.command()
-@_options(*_TREE, "json")
+@options(*TREE, "json")
 def status(as_json: bool, **given: Any) -> int:
     """Say what is applied, for each patch and file. Exit 1 when drifted or mixed."""
     tree, state = _open(**given)
@@ -119,7 +96,7 @@ def status(as_json: bool, **given: Any) -> int:
 
 
 @cli.command()
-@_options("tree", "pin", "patches", "only", "skip", "json")
+@options("tree", "pin", "patches", "only", "skip", "json")
 @click.option("--pid", "pids", multiple=True, type=int, help="A server that runs the overlay.")
 def verify(
     sglang_dir: Path | None,
@@ -155,7 +132,7 @@ def _verify_overlay(pids: Sequence[int], as_json: bool) -> int:
 
 @cli.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@_options("pin", "patches", "json")
+@options("pin", "patches", "json")
 def fetch(directory: Path, pin: str | None, patches: Path | None, as_json: bool) -> int:
     """Lay the pinned SGLang source out as a git checkout in DIRECTORY."""
     from .patchset import source
@@ -171,7 +148,7 @@ def fetch(directory: Path, pin: str | None, patches: Path | None, as_json: bool)
 
 @cli.command()
 @click.option("--write", is_flag=True, help="Write manifest.json anew.")
-@_options("patches", "json")
+@options("patches", "json")
 def lint(write: bool, patches: Path | None, as_json: bool) -> int:
     """Check every header, and every blob against the pinned source. Exit 5 when damaged."""
     from .patchset import source
@@ -198,27 +175,6 @@ def lint(write: bool, patches: Path | None, as_json: bool) -> int:
     result = {"pins": [pin.name for pin in pins], "findings": findings}
     show.emit(result, as_json, show.lint_lines)
     return DamagedPatchSet.exit_code if findings else 0
-
-
-@cli.command("env")
-@click.option("--url", help="A running server, http://HOST:PORT.")
-@click.option("--key", envvar="SGLANG_ADMIN_KEY", help="The server's admin key.")
-@click.option("--log", type=click.Path(path_type=Path), help="A server's log, in place of --url.")
-@_options("json")
-def environment(url: str | None, key: str | None, log: Path | None, as_json: bool) -> int:
-    """Print what environment every worker has. Exit 1 when workers differ, or one came late.
-
-    The server runs the patch worker-env-report.
-    """
-    from . import worker_env
-
-    if (url is None) == (log is None):
-        raise Usage("give either --url or --log")
-    reports = worker_env.from_log(log) if log else worker_env.from_server(url or "", key)
-    result = worker_env.compare(reports)
-    show.emit(result, as_json, show.environment_table)
-    wrong = [v for v in result["variables"] if v["different"] or any(v["late"])]
-    return 1 if wrong else 0
 
 
 def _uses_own_path(source: bytes) -> bool:

@@ -10,6 +10,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import click
+
+from . import show
+from .options import options
 from .patchset.errors import EnvironmentFailure, Usage
 
 Report = dict[str, Any]
@@ -80,3 +84,22 @@ def compare(reports: list[Report]) -> dict[str, Any]:
             }
         )
     return {"workers": [name_of(report) for report in reports], "variables": variables}
+
+
+@click.command("env")
+@click.option("--url", help="A running server, http://HOST:PORT.")
+@click.option("--key", envvar="SGLANG_ADMIN_KEY", help="The server's admin key.")
+@click.option("--log", type=click.Path(path_type=Path), help="A server's log, in place of --url.")
+@options("json")
+def environment(url: str | None, key: str | None, log: Path | None, as_json: bool) -> int:
+    """Print what environment every worker has. Exit 1 when workers differ, or one came late.
+
+    The server runs the patch worker-env-report.
+    """
+    if (url is None) == (log is None):
+        raise Usage("give either --url or --log")
+    reports = from_log(log) if log else from_server(url or "", key)
+    result = compare(reports)
+    show.emit(result, as_json, show.environment_table)
+    wrong = [v for v in result["variables"] if v["different"] or any(v["late"])]
+    return 1 if wrong else 0
