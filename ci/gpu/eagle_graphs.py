@@ -30,7 +30,8 @@ SPECULATION = {
 ENGINE = {
     "skip_tokenizer_init": True,
     "log_level": "info",
-    "mem_fraction_static": 0.3,
+    "mem_fraction_static": 0.6,
+    "max_total_tokens": 65536,  # small, so that several engines fit on one GPU
     "sampling_backend": "pytorch",
     "max_running_requests": 16,
     "disable_radix_cache": True,
@@ -41,17 +42,23 @@ ENGINE = {
 }
 EAGER = {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": "1"}
 TRACE, SHADOW = {"HOOK_TRACE": "1"}, {"HOOK_TRACE": "1", "HOOK_SHADOW": "1"}
-FA2 = {"FORCE_FA2": "1"}
-SPLIT = {"HOOK_SPLIT": "1"}
+FA2, SPLIT, MEMORY = {"FORCE_FA2": "1"}, {"HOOK_SPLIT": "1"}, {"HOOK_MEMORY": "1"}
+TRITON, NOSPEC = {"attention_backend": "triton"}, dict.fromkeys(SPECULATION)
+#: So many layers that the GPU bounds a cycle, not the host. Speed asks nothing of the weights.
+DEEP = {"load_format": "dummy", "json_model_override_args": '{"num_hidden_layers": 48}'}
 #: name: (what is done, engine arguments that differ, environment)
 CASES = {
-    "speed": ("speed", {}, {}),
-    "speed-eager": ("speed", {}, EAGER),
-    "speed-fa2": ("speed", {}, FA2),
-    "speed-triton": ("speed", {"attention_backend": "triton"}, {}),
-    "speed-none": ("speed", dict.fromkeys(SPECULATION), {}),
+    "flashinfer": ("speed", {}, {}),
+    "flashinfer-eager": ("speed", {}, EAGER),
+    "flashinfer-fa2": ("speed", {}, FA2),
+    "flashinfer-nospec": ("speed", NOSPEC, {}),
+    "triton": ("speed", TRITON, {}),
+    "triton-nospec": ("speed", TRITON | NOSPEC, {}),
+    "deep-flashinfer": ("speed", DEEP, {}),
+    "deep-flashinfer-nospec": ("speed", DEEP | NOSPEC, {}),
+    "deep-triton": ("speed", DEEP | TRITON, {}),
     "split": ("speed", {}, SPLIT),
-    "split-triton": ("speed", {"attention_backend": "triton"}, SPLIT),
+    "split-triton": ("speed", TRITON, SPLIT),
     "graph": ("accept", {}, SHADOW),
     "eager": ("accept", {}, EAGER | TRACE),
     "graph-fa2": ("accept", {}, SHADOW | FA2),
@@ -59,7 +66,8 @@ CASES = {
     "graph-fp8": ("accept", {"kv_cache_dtype": "fp8_e4m3"}, SHADOW),
     "graph-frspec": ("accept", {"speculative_token_map": "hot.pt"}, SHADOW),
     "churn": ("churn", {}, SHADOW),
-    "soak": ("soak", {}, {}),
+    "soak": ("soak", {}, MEMORY),
+    "refuse": ("refuse", {"speculative_require_cuda_graph": True}, EAGER),
 }
 #: Prompt lengths at and around a page of 64; 3 requests are padded to 4; 16 is the largest graph.
 BATCHES = {
@@ -76,11 +84,6 @@ def result(**fields):
 
 def prompt(length, salt):
     return [(7919 * (n + 1) + 104729 * salt) % 30000 + 5 for n in range(length)]
-
-
-def used_mib():
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 def speed(engine, tokens):
@@ -151,16 +154,20 @@ def churn(engine, tokens):
 
 
 def soak(engine, tokens):
-    """50,000 cycles, or seven minutes of them; memory of the GPU at the first and last run."""
-    cycles, memory, end = 0, [], time.monotonic() + 420
+    """50,000 cycles, or seven minutes of them, at batch 4."""
+    cycles, end = 0, time.monotonic() + 420
     while cycles < 50_000 and time.monotonic() < end:
         outputs = engine.generate(
             input_ids=[prompt(32, n) for n in range(4)],
             sampling_params=GREEDY | {"max_new_tokens": 3900},
         )
         cycles += max(output["meta_info"]["spec_verify_ct"] for output in outputs)
-        memory.append(used_mib())
-    return {"cycles": cycles, "mib_first": memory[0], "mib_last": memory[-1]}
+    return {"cycles": cycles}
+
+
+def refuse(engine, tokens):
+    """Only reached when an engine with an eager pass did start."""
+    return {"refused": False}
 
 
 def child(spec):
@@ -172,7 +179,7 @@ def child(spec):
     start = time.perf_counter()
     engine = sglang.Engine(**given)
     started = round(time.perf_counter() - start, 1)
-    work = {"speed": speed, "accept": accept, "churn": churn, "soak": soak}[kind]
+    work = {f.__name__: f for f in (speed, accept, churn, soak, refuse)}[kind]
     print("CHILD", json.dumps(work(engine, tokens) | {"start_s": started}), flush=True)
     engine.shutdown()
 
@@ -201,13 +208,22 @@ def run(name, options):
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             code = "timeout"
-    text = log.read_text(errors="replace")
+    report(name, kind, code, log.read_text(errors="replace"), out)
+
+
+def report(name, kind, code, text, out):
+    """The RESULT lines of one engine, from its log and from what the hook wrote."""
     found = re.search(r"^CHILD (.*)$", text, re.MULTILINE)
     table = json.loads(found[1]) if found else {}
     captured = re.search(r"Capture draft extend CUDA graph end\. (.*)", text)
-    runs = table.pop("runs", [])
+    overlay, runs = "sglang-overlay[" in text, table.pop("runs", [])
+    if kind == "speed":
+        name = f"dsv3-mtp-{name}-{'patched' if overlay else 'stock'}"
     fields = {"case": name, "rc": code, **table, "capture": captured and captured[1]}
-    result(**fields, overlay="sglang-overlay[" in text, fa2="HOOK fa2 is forced" in text)
+    result(**fields, overlay=overlay, fa2="HOOK fa2 is forced" in text)
+    if kind == "refuse":
+        reasons = re.findall(r"^.*speculative-require-cuda-graph.*$", text, re.MULTILINE)
+        return result(case=name, refused=not found and bool(reasons), why=reasons[-1:])
     if not found:
         print("\n".join(text.splitlines()[-40:]), flush=True)
     (out / "runs.json").write_text(json.dumps(runs))
@@ -216,8 +232,12 @@ def run(name, options):
         result(case=name, bs=one["bs"], accept_length=lengths)
     if (out / "split.json").exists():
         result(case=name, host_ms_a_cycle=json.loads((out / "split.json").read_text()))
+    if (out / "memory.jsonl").exists():
+        lines = [json.loads(line) for line in (out / "memory.jsonl").read_text().splitlines()]
+        result(case=name, memory=[lines[0], *lines[len(lines) // 4 :: len(lines) // 4]])
     if (out / "shadow.jsonl").exists():
         shadow(name, out / "shadow.jsonl")
+    return None
 
 
 def shadow(name, file):

@@ -3,11 +3,13 @@
 Environment: HOOK_OUT (where to write), and what to do: HOOK_TRACE=1 keeps draft logits, hidden
 states and accept lengths of each cycle; HOOK_SHADOW=1 also runs the eager draft-extend before
 each graph, on the same inputs, and compares; HOOK_SPLIT=1 times the parts of a cycle on the
-host; FORCE_FA2=1 has FlashInfer MLA use the kernels that SM120 uses.
+host; HOOK_MEMORY=1 writes down the scheduler's memory now and then; FORCE_FA2=1 has FlashInfer
+MLA use the kernels that SM120 uses.
 """
 
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -181,6 +183,25 @@ def split_backend(module):
             )
 
 
+def watch_memory(module):
+    """Every 1,000 batches: torch's memory on the GPU and the process's own, in MiB."""
+    import psutil
+    import torch
+
+    stock, count = module.Scheduler.run_batch, itertools.count()
+    stream = (OUT / "memory.jsonl").open("a")
+
+    def run_batch(this, *args, **kwargs):
+        if (batch := next(count)) % 1000 == 999:
+            gpu = torch.cuda.memory_allocated() >> 20, torch.cuda.memory_reserved() >> 20
+            entry = {"batch": batch, "allocated": gpu[0], "reserved": gpu[1]}
+            entry["resident"] = psutil.Process().memory_info().rss >> 20
+            print(json.dumps(entry), file=stream, flush=True)
+        return stock(this, *args, **kwargs)
+
+    module.Scheduler.run_batch = run_batch
+
+
 ATTENTION = "layers.attention"
 PATCHES = {}
 
@@ -194,6 +215,7 @@ patch(f"{ATTENTION}.flashinfer_mla_backend", force_fa2, when=on("FORCE_FA2"))
 patch("speculative.eagle_worker_v2", trace_worker, when=on("HOOK_TRACE"))
 patch("speculative.eagle_worker_v2", split_worker, when=on("HOOK_SPLIT"))
 patch("managers.scheduler", lambda m: SPLIT.cycle(m.Scheduler), when=on("HOOK_SPLIT"))
+patch("managers.scheduler", watch_memory, when=on("HOOK_MEMORY"))
 patch(f"{ATTENTION}.flashinfer_mla_backend", split_backend, when=on("HOOK_SPLIT"))
 patch(f"{ATTENTION}.triton_backend", split_backend, when=on("HOOK_SPLIT"))
 

@@ -38,5 +38,6 @@ def test_the_hook_wraps_what_it_watches(python: Python, patched: Path, tmp_path:
         HOOK_TRACE="1",
         HOOK_SHADOW="1",
         HOOK_SPLIT="1",
+        HOOK_MEMORY="1",
     )
     assert done.stdout.splitlines()[-1] == "{True}", done.stdout + done.stderr[-3000:]
