@@ -69,6 +69,13 @@ CASES = {
     "soak": ("soak", {}, MEMORY),
     "refuse": ("refuse", {"speculative_require_cuda_graph": True}, EAGER),
 }
+#: What the hook writes when it did what it was told.
+HOOKS = {
+    "HOOK_SHADOW": "shadow.jsonl",
+    "HOOK_TRACE": "trace.pkl",
+    "HOOK_SPLIT": "split.json",
+    "HOOK_MEMORY": "memory.jsonl",
+}
 #: Prompt lengths at and around a page of 64; 3 requests are padded to 4; 16 is the largest graph.
 BATCHES = {
     1: [65],
@@ -209,6 +216,9 @@ def run(name, options):
         except subprocess.TimeoutExpired:
             code = "timeout"
     report(name, kind, code, log.read_text(errors="replace"), out)
+    for switch in HOOKS.keys() & environment.keys():
+        if not (out / HOOKS[switch]).exists():
+            result(case=name, error=f"{switch}=1 saw nothing")
 
 
 def report(name, kind, code, text, out):
@@ -216,7 +226,8 @@ def report(name, kind, code, text, out):
     found = re.search(r"^CHILD (.*)$", text, re.MULTILINE)
     table = json.loads(found[1]) if found else {}
     captured = re.search(r"Capture draft extend CUDA graph end\. (.*)", text)
-    overlay, runs = "sglang-overlay[" in text, table.pop("runs", [])
+    overlay = "sglang-overlay[" in text and "switched off by SGLANG_OVERLAY=0" not in text
+    runs = table.pop("runs", [])
     if kind == "speed":
         name = f"dsv3-mtp-{name}-{'patched' if overlay else 'stock'}"
     fields = {"case": name, "rc": code, **table, "capture": captured and captured[1]}

@@ -221,9 +221,12 @@ patch(f"{ATTENTION}.triton_backend", split_backend, when=on("HOOK_SPLIT"))
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Runs a module's patches right after it."""
+    """Runs a module's patches right after it; stays in front of the overlay, which moves there."""
 
     def find_spec(self, name, path=None, target=None):
+        if name.startswith("sglang.") and sys.meta_path[0] is not self:
+            sys.meta_path.remove(self)
+            sys.meta_path.insert(0, self)
         patches = PATCHES.pop(name, None)
         if patches is None:
             return None

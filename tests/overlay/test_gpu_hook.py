@@ -1,4 +1,4 @@
-"""The hook of ci/gpu fits the pinned source: it wraps all that it watches.
+"""The hook of ci/gpu fits the pinned source under the overlay: it wraps all that it watches.
 
 Forcing fa2 is left out: without a CUDA device the backend imports no FlashInfer wrapper.
 """
@@ -6,7 +6,7 @@ Forcing fa2 is left out: without a CUDA device the backend imports no FlashInfer
 import shutil
 from pathlib import Path
 
-from .conftest import Python
+from .conftest import Environment
 
 HOOK = Path(__file__).parents[2] / "ci/gpu/hook.py"
 CODE = """
@@ -23,21 +23,13 @@ names = [
     triton_backend.TritonAttnBackend.init_forward_metadata_out_graph,
     Scheduler.run_batch, Scheduler.process_batch_result,
 ]
-print({name.__code__.co_filename == sitecustomize.__file__ for name in names})
+files = {name.__code__.co_filename == sitecustomize.__file__ for name in names}
+print(files, "sglang_overlay" in worker.__file__)
 """
 
 
-def test_the_hook_wraps_what_it_watches(python: Python, patched: Path, tmp_path: Path) -> None:
+def test_the_hook_wraps_what_it_watches(environment: Environment, tmp_path: Path) -> None:
     shutil.copy(HOOK, tmp_path / "sitecustomize.py")
-    done = python(
-        patched,
-        "-c",
-        CODE,
-        PYTHONPATH=f"{tmp_path}:{patched / 'python'}",
-        HOOK_OUT=str(tmp_path),
-        HOOK_TRACE="1",
-        HOOK_SHADOW="1",
-        HOOK_SPLIT="1",
-        HOOK_MEMORY="1",
-    )
-    assert done.stdout.splitlines()[-1] == "{True}", done.stdout + done.stderr[-3000:]
+    switches = dict.fromkeys(("HOOK_TRACE", "HOOK_SHADOW", "HOOK_SPLIT", "HOOK_MEMORY"), "1")
+    printed = environment.code(CODE, PYTHONPATH=str(tmp_path), HOOK_OUT=str(tmp_path), **switches)
+    assert printed.splitlines()[-1] == "{True} True"
