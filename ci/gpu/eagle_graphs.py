@@ -4,7 +4,8 @@ usage: python3 eagle_graphs.py [--list] [--out DIR] [--budget SECONDS] CASE...
 
 Each case starts an engine in a process of its own, prints RESULT lines and keeps its log and
 traces under --out. Which SGLang runs is the environment's business: stock, or with the overlay
-wheel; SGLANG_OVERLAY=0 gives the stock side of a pair. `--against A B` compares two traced cases.
+wheel; SGLANG_OVERLAY=0 gives the stock side of a pair. `--against A B` compares two traced cases,
+`--equal A B` the tokens of any two.
 """
 
 import argparse
@@ -46,6 +47,9 @@ FA2, SPLIT, MEMORY = {"FORCE_FA2": "1"}, {"HOOK_SPLIT": "1"}, {"HOOK_MEMORY": "1
 TRITON, NOSPEC = {"attention_backend": "triton"}, dict.fromkeys(SPECULATION)
 #: So many layers that the GPU bounds a cycle, not the host. Speed asks nothing of the weights.
 DEEP = {"load_format": "dummy", "json_model_override_args": '{"num_hidden_layers": 48}'}
+#: Two ranks. What one of them is given shows whether the report tells ranks apart.
+TP2 = {"tp_size": 2, "worker_env": ["NCCL_DEBUG=VERSION", "NCCL_DEBUG@tp1=WARN"]}
+FUSION = "flashinfer_allreduce_fusion_backend"
 #: name: (what is done, engine arguments that differ, environment)
 CASES = {
     "flashinfer": ("speed", {}, {}),
@@ -67,6 +71,9 @@ CASES = {
     "graph-frspec": ("accept", {"speculative_token_map": "hot.pt"}, SHADOW),
     "churn": ("churn", {}, SHADOW),
     "soak": ("soak", {}, MEMORY),
+    "tp2": ("both", TP2 | {"enforce_disable_flashinfer_allreduce_fusion": True}, {}),
+    "tp2-trtllm": ("both", TP2 | {FUSION: "trtllm"}, {}),
+    "tp2-measured": ("both", TP2 | {FUSION: "measured"}, {}),
     "refuse": ("refuse", {"speculative_require_cuda_graph": True}, EAGER),
 }
 #: What the hook writes when it did what it was told.
@@ -135,6 +142,11 @@ def accept(engine, tokens):
     return {"runs": runs}
 
 
+def both(engine, tokens):
+    """``accept``, then the speed of what is really accepted."""
+    return accept(engine, tokens) | speed(engine, tokens)
+
+
 def churn(engine, tokens):
     """Requests that join while others run; every fourth is aborted."""
 
@@ -186,7 +198,7 @@ def child(spec):
     start = time.perf_counter()
     engine = sglang.Engine(**given)
     started = round(time.perf_counter() - start, 1)
-    work = {f.__name__: f for f in (speed, accept, churn, soak, refuse)}[kind]
+    work = {f.__name__: f for f in (speed, accept, both, churn, soak, refuse)}[kind]
     print("CHILD", json.dumps(work(engine, tokens) | {"start_s": started}), flush=True)
     engine.shutdown()
 
@@ -276,6 +288,16 @@ def shadow(name, file):
         )
 
 
+def equal(first, second, options):
+    """How many requests of two cases have the same tokens, and their accept lengths."""
+    runs = [json.loads((options.out / name / "runs.json").read_text()) for name in (first, second)]
+    for one, other in zip(*runs, strict=True):
+        same = sum(a == b for a, b in zip(one["ids"], other["ids"], strict=True))
+        lengths = [round(sum(map(len, run["ids"])) / sum(run["verify"]), 3) for run in (one, other)]
+        requests = f"{same} of {one['bs']}"
+        result(case=f"{first} and {second}", bs=one["bs"], equal=requests, accept_length=lengths)
+
+
 def load_trace(folder):
     """What draft-extend returned, by request, committed length and accepted tokens."""
     cycles = {}
@@ -333,6 +355,7 @@ def main():
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--against", nargs=2, action="append", default=[], metavar="CASE")
+    parser.add_argument("--equal", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--out", type=Path, default=Path("/tmp/eagle-graphs"))
     parser.add_argument("--model", type=Path, default=Path("/tmp/models/dsv3-mtp"))
     parser.add_argument("--tokens", type=int, default=512, help="new tokens a request")
@@ -355,6 +378,8 @@ def main():
             run(name, options)
     for pair in options.against:
         against(*pair, options)
+    for pair in options.equal:
+        equal(*pair, options)
     return None
 
 

@@ -276,26 +276,26 @@ class Probe:
         import ctypes
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_char_p
-        return {
-            name: (getenv(name.encode()) or b"").decode()
-            for name in ("NCCL_DEBUG", "NCCL_ALGO", "NCCL_SOCKET_IFNAME", "NCCL_NET_PLUGIN")
-        }
+        names = ("NCCL_DEBUG", "NCCL_ALGO", "NCCL_SOCKET_IFNAME", "NCCL_NET", "NCCL_NET_PLUGIN")
+        values = {name: (getenv(name.encode()) or b"").decode() for name in names}
+        return values | {"ip": ray.util.get_node_ip_address()}
 
 
 if __name__ == "__main__":
     os.environ["NCCL_DEBUG"] = "WARN"  # in the driver, after ray start
     ray.init(address=sys.argv[1], log_to_driver=False)
-    group = placement_group([{"CPU": 1, "GPU": 2}])
+    nodes = int(sys.argv[4])
+    group = placement_group([{"CPU": 1, "GPU": 2 // nodes}] * nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready())
     pairs = json.loads(sys.argv[2])
 
-    # A real scheduler, whose constructor loads the model.
+    # A real scheduler, whose constructor loads the model; on the last node.
     args = ServerArgs(worker_env=pairs, **json.loads(sys.argv[3]))
     args.resolve_once()
     publish(args, role="tokenizer")
     ports = PortArgs.init_new(args)
     actor = ray_engine._create_scheduler_actor(
-        pg=group, bundle_idx=0, gpu_id=0, server_args=args, port_args=ports, tp_rank=0,
+        pg=group, bundle_idx=nodes - 1, gpu_id=0, server_args=args, port_args=ports, tp_rank=0,
         pp_rank=0, dp_rank=0, dist_init_addr=f"127.0.0.1:{ports.nccl_port}", rank0_node_ip="",
     )
     result = {"scheduler": ray.get(actor.get_info.remote())["worker_env_reports"]}
@@ -303,12 +303,13 @@ if __name__ == "__main__":
 
     ray_engine.SchedulerActor = ray.remote(Probe)
     for label, pairs in (("stock", None), ("patched", pairs)):
-        args = ServerArgs(model_path="dummy", device="cpu", tp_size=2, worker_env=pairs)
+        sizes = dict(tp_size=2, nnodes=nodes)
+        args = ServerArgs(model_path="dummy", device="cpu", worker_env=pairs, **sizes)
         args.resolve_once()
         publish(args, role="tokenizer")
         actors = [
             ray_engine._create_scheduler_actor(
-                pg=group, bundle_idx=0, gpu_id=0, server_args=args, port_args=None,
+                pg=group, bundle_idx=tp % nodes, gpu_id=0, server_args=args, port_args=None,
                 tp_rank=tp, pp_rank=0, dp_rank=0, dist_init_addr="", rank0_node_ip=label,
             )
             for tp in range(2)
@@ -332,56 +333,95 @@ def ray_python(tmp_path):
 
 
 @pytest.fixture
-def ray_cluster(ray_python, patched, tmp_path):
-    """A cluster that was started beforehand, with two GPUs that are not there."""
-    python = ray_python
+def namespace():
+    """A network namespace with an address of its own: (its name, our address, its address)."""
+    name, number = f"wenv{os.getpid()}", os.getpid() % 250
+    ours, theirs = f"10.213.{number}.1", f"10.213.{number}.2"
+    make = f"""
+        ip netns add {name}
+        ip link add {name}a type veth peer name {name}b netns {name}
+        ip addr add {ours}/30 dev {name}a
+        ip link set {name}a up
+        ip -n {name} addr add {theirs}/30 dev {name}b
+        ip -n {name} link set {name}b up
+        ip -n {name} link set lo up
+    """
+    if shutil.which("ip") is None:
+        pytest.skip("a second Ray node needs iproute2 and the right to make a network namespace")
+    done = [subprocess.run(c.split(), capture_output=True) for c in make.strip().splitlines()]
+    if any(one.returncode for one in done):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        pytest.skip(f"no network namespace: {done[0].stderr.decode() or done[1].stderr.decode()}")
+    yield name, ours, theirs
+    subprocess.run(["ip", "netns", "del", name], check=True)  # and with it the pair of devices
+
+
+@pytest.fixture(params=[1, 2], ids=["one node", "two nodes"])
+def ray_cluster(request, ray_python, patched):
+    """A cluster that was started beforehand, with two GPUs in all that are not there."""
+    python, nodes = ray_python, request.param
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    cli = ("-c", "from ray.scripts.scripts import main; main()")
     # Recent versions of Ray refuse a cluster without a token.
     token = dict(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16))
     code = "import ray, sys; print(sys.executable, ray.util.get_node_ip_address())"
     executable, ip = python(patched, "-c", code).stdout.split()
+    start = [executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
+    start += ["--num-cpus=4", f"--num-gpus={2 // nodes}", "--object-store-memory=100000000"]
+    addresses, inside = [ip], []
+    if nodes == 2:
+        name, *addresses = request.getfixturevalue("namespace")
+        inside = ["ip", "netns", "exec", name]
+    head = [
+        *start,
+        "--head",
+        f"--port={port}",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+    ]
+    second = [*inside, *start, f"--address={addresses[0]}:{port}"]
     # Ray's socket paths must stay below 107 bytes.
-    temp = f"/tmp/ray-wenv-{os.getpid()}"
-    head = subprocess.Popen(
-        [
-            *(executable, *cli),
-            *("start", "--head", "--block", "--num-cpus=4", "--num-gpus=2"),
-            *(f"--node-ip-address={ip}", f"--port={port}", "--include-dashboard=false"),
-            *("--object-store-memory=100000000", f"--temp-dir={temp}", "--disable-usage-stats"),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{patched}/python", **token},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    places = [f"/tmp/ray-wenv-{os.getpid()}-{n}" for n in range(nodes)]
+    started = [
+        subprocess.Popen(
+            [*command, f"--node-ip-address={address}", f"--temp-dir={place}"],
+            env={**os.environ, "PYTHONPATH": f"{patched}/python", **token},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for command, address, place in zip((head, second), addresses, places, strict=False)
+    ]
     try:
-        yield f"{ip}:{port}", token
+        yield f"{addresses[0]}:{port}", token, addresses
     finally:
-        head.terminate()
-        head.wait(60)
-        shutil.rmtree(temp, ignore_errors=True)
+        for node in reversed(started):
+            node.terminate()
+            node.wait(60)
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def test_ray_actors(ray_python, patched, tmp_path, ray_cluster):
     python = ray_python
     driver, model = _driver(tmp_path, RAY)
-    (address, token), arguments = ray_cluster, dict(ARGUMENTS, model_path=model)
+    (address, token, addresses), arguments = ray_cluster, dict(ARGUMENTS, model_path=model)
     pairs = ["NCCL_ALGO=Ring", "NCCL_NET_PLUGIN=$HOME", "SGLANG_CPU_OMP_THREADS_BIND=0"]
+    pairs += ["NCCL_SOCKET_IFNAME@tp0=eth1", "NCCL_NET@node0=Socket"]
     run = python(
         patched,
-        *(driver, address, json.dumps([*pairs, "NCCL_SOCKET_IFNAME@tp0=eth1"])),
-        json.dumps(arguments),
+        *(driver, address, json.dumps(pairs), json.dumps(arguments), len(addresses)),
         **token,
     )
     result = _result(run)
     # What stock SGLang does: nothing of the driver's environment arrives.
-    for values in result["stock"]:
-        assert not any(values.values())
+    assert {values.pop("ip") for values in result["stock"]} == set(addresses)
+    assert not any(value for values in result["stock"] for value in values.values())
     tp0, tp1 = result["patched"]
     assert tp0["NCCL_ALGO"] == tp1["NCCL_ALGO"] == "Ring"
     assert (tp0["NCCL_SOCKET_IFNAME"], tp1["NCCL_SOCKET_IFNAME"]) == ("eth1", "")
+    second = "" if len(addresses) == 2 else "Socket"
+    assert (tp0["NCCL_NET"], tp1["NCCL_NET"]) == ("Socket", second)
     (scheduler,) = result["scheduler"]
     assert scheduler["process"] == "scheduler"
     assert _value(scheduler, "NCCL_ALGO") == ("Ring", "user")
