@@ -74,9 +74,9 @@ def render(series: Series, files: Path) -> None:
 
 def stage(series: Series, folder: Path) -> None:
     """Lay the overlay's project out in ``folder``, ready to be built."""
-    for source in (ROOT / "sglang_overlay").rglob("*.py"):
+    for source in (ROOT / "sglang_overlay").rglob("*.*"):
         target = folder / source.relative_to(ROOT)
-        if "_files" not in source.parts:
+        if "_files" not in source.parts and source.suffix in (".py", ".json", ".html"):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
     files = folder / "sglang_overlay/_files"

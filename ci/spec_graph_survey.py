@@ -4,12 +4,14 @@
 follows the branches that a CUDA device of compute capability 12.0 takes. Where the source
 no longer has the shape that it reads it raises SurveyError, so that a test goes red.
 
-usage: python -m ci.spec_graph_survey STOCK_CHECKOUT PATCHED_CHECKOUT     prints the docs' table
+usage: python -m ci.spec_graph_survey [--json] STOCK_CHECKOUT PATCHED_CHECKOUT
+Prints the table of docs/eagle-graphs.md, or with --json that of sglang_overlay/doctor/checks/.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,6 +293,15 @@ def markdown(stock: list[Row], patched: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def as_json(stock: list[Row], patched: list[Row]) -> str:
+    """The same table for ``sglang-overlay doctor``: backend, pass, verdicts stock and patched."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for before, after in zip(stock, patched, strict=True):
+        found.setdefault(before.backend, {})[before.step] = [before.verdict, after.verdict]
+    return json.dumps(found, indent=1) + "\n"
+
+
 if __name__ == "__main__":
-    trees = [survey(Path(folder) / "python/sglang") for folder in sys.argv[1:3]]
-    print(markdown(trees[0], trees[-1]), end="")
+    *flags, stock_folder, patched_folder = sys.argv[1:]
+    trees = [survey(Path(folder) / "python/sglang") for folder in (stock_folder, patched_folder)]
+    print((as_json if "--json" in flags else markdown)(*trees), end="")

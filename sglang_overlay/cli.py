@@ -20,7 +20,10 @@ from .patchset.series import load_series
 from .patchset.tree import Tree, open_tree
 
 #: Commands that stand beside what they use; each is imported when it is asked for.
-_ELSEWHERE = {"env": "worker_env:environment"}
+_ELSEWHERE = {
+    "doctor": "doctor.command:doctor",
+    "env": "worker_env:environment",
+}
 
 
 class _Commands(click.Group):

@@ -1,0 +1,75 @@
+"""Where SGLang and its libraries keep the kernels that they build at start."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from .facts import Cache, Maybe, Unknown
+
+
+def read_cache(environ: Mapping[str, str], home: Path) -> Cache:
+    """The folder as SGLang 0.5.23 chooses it (``third_party_cache_defaults``): FlashInfer's,
+    Triton's and its own kernels lie below ``SGLANG_CACHE_DIR``."""
+    chosen = environ.get("SGLANG_CACHE_DIR", "~/.cache/sglang")
+    folder = home / chosen.removeprefix("~/") if chosen.startswith("~/") else Path(chosen)
+    there = _existing(folder)
+    base = Path(environ.get("FLASHINFER_WORKSPACE_BASE", folder))
+    peers_file, peers = _peers(folder, environ.get("CUDA_VISIBLE_DEVICES"))
+    return Cache(
+        folder=str(folder),
+        free=_free(there),
+        filesystem=_filesystem(there),
+        writable=os.access(there, os.W_OK | os.X_OK),
+        built=_built(base / ".cache" / "flashinfer"),
+        peers_file=peers_file,
+        peers=peers,
+    )
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def _free(folder: Path) -> Maybe[int]:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        return Unknown(f"{folder}: {error.strerror}")
+
+
+def _filesystem(folder: Path) -> Maybe[str]:
+    import psutil
+
+    try:
+        mounts = {Path(p.mountpoint): p.fstype for p in psutil.disk_partitions(all=True)}
+    except OSError as error:
+        return Unknown(f"mounted file systems: {error}")
+    real = folder.resolve()
+    found = (mounts[path] for path in (real, *real.parents) if path in mounts)
+    return next(found, Unknown(f"{folder}: no mount point found"))
+
+
+def _built(folder: Path) -> Maybe[int]:
+    """How many modules FlashInfer has built, over all of its versions and architectures."""
+    try:
+        return sum(1 for _ in folder.glob("*/*/cached_ops/*/*.so"))
+    except OSError as error:
+        return Unknown(f"{folder}: {error.strerror}")
+
+
+def _peers(folder: Path, visible: str | None) -> tuple[str, Maybe[Mapping[str, bool] | None]]:
+    """SGLang's file of peer access. Its name ends in the visible cards, or all their indices."""
+    if visible is None:
+        files = sorted(folder.glob("gpu_p2p_access_cache_for_0*.json"))
+    else:
+        files = [folder / f"gpu_p2p_access_cache_for_{visible}.json"]
+    for file in files[-1:]:
+        try:
+            return str(file), dict(json.loads(file.read_text()))
+        except FileNotFoundError:
+            break
+        except (OSError, ValueError, TypeError) as error:
+            return str(file), Unknown(f"{file}: {error}")
+    return "", None

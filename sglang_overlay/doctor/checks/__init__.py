@@ -1,0 +1,41 @@
+"""The checks: each a pure function from facts to findings."""
+
+from collections.abc import Callable
+
+from ..facts import Facts
+from ..finding import Finding
+from . import (
+    all_reduce,
+    cache,
+    cards,
+    container,
+    copies,
+    graphs,
+    host,
+    isolation,
+    nccl,
+    software,
+    startup,
+    topology,
+)
+
+Check = Callable[[Facts], list[Finding]]
+CHECKS: tuple[Check, ...] = (
+    *(cards.models, cards.driver, cards.modes, cards.occupied, cards.fabric),
+    *(software.versions, software.nccl_library, software.torch_works, software.patches),
+    *(topology.distances, topology.width, topology.speed, topology.bar1, topology.peer_access),
+    *(isolation.acs, isolation.iommu, isolation.virtual),
+    *(copies.matrix, copies.speed),
+    *(container.shm, container.ipc, container.memlock, container.open_files),
+    *(nccl.algorithm, nccl.peer_to_peer, nccl.graph_file, nccl.interface, nccl.names, nccl.conf),
+    *(all_reduce.choice, all_reduce.fusion, all_reduce.segments, all_reduce.visible_devices),
+    graphs.eagle,
+    *(host.numa_balancing, host.governor, host.huge_pages),
+    *(cache.disk, cache.filesystem, cache.compiler, cache.kernels, cache.peer_file),
+    startup.sitecustomize,
+)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Every finding, in the order of ``CHECKS``."""
+    return [finding for check in CHECKS for finding in check(facts)]

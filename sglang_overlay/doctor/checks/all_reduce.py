@@ -1,0 +1,195 @@
+"""Which all-reduce SGLang will take for a decode or verify pass, and why.
+
+The conditions are those of SGLang 0.5.23: ``distributed/parallel_state.py``
+(``_resolve_outplace_all_reduce_method``), ``device_communicators/`` (``custom_all_reduce.py``,
+``custom_all_reduce_v2.py``, ``custom_all_reduce_utils.py``, ``pcie_ipc_ar.py``) and
+``arg_groups/overrides.py``; a test holds the constants against that source.
+"""
+
+from dataclasses import dataclass
+
+from ..facts import Facts, Unknown
+from ..finding import Finding, error, ok, unknown, warning
+
+PCIE_IPC_WORLDS = (2, 4, 8)
+CUSTOM_WORLDS = (2, 4, 6, 8)
+_TRUE = {"1", "true", "yes", "y"}
+_IPC_VARIABLE = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``name`` is "none", "fused", "custom v2", "custom", "pcie-ipc" or "nccl"; ``because``
+    says why each one before it was passed over."""
+
+    name: str
+    because: tuple[str, ...]
+
+
+def choose(facts: Facts) -> Choice | None:
+    """The choice for small messages; ``None`` when the machine is not known well enough."""
+    if facts.world == 1:
+        return Choice("none", ("one rank",))
+    if not facts.cards or not facts.world:
+        return None
+    linked, peers = facts.nvlinked, _peers(facts)
+    reasons = []
+    if fused := _fused(facts):
+        reasons.append(fused)
+    else:
+        return Choice("fused", (f"SM{_major(facts)} and a model of SGLang's list",))
+    if linked is None:
+        return None
+    if custom := _custom(facts, linked, peers):
+        reasons.append(custom)
+    else:
+        wanted = facts.settings.environ.get("SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", "1")
+        v2 = linked and wanted.lower() in _TRUE
+        return Choice("custom v2" if v2 else "custom", tuple(reasons))
+    if pcie := _pcie_ipc(facts):
+        return Choice("nccl", (*reasons, pcie))
+    return Choice("pcie-ipc", tuple(reasons))
+
+
+def choice(facts: Facts) -> list[Finding]:
+    """What the machine and the settings come to."""
+    chosen, id = choose(facts), "all-reduce"
+    if chosen is None:
+        return [unknown(id, "the cards, or the links between them, are not known")]
+    text = "; ".join(chosen.because)
+    if chosen.name != "nccl":
+        return [ok(id, f"{facts.world} ranks: {chosen.name}", text)]
+    offered = facts.world in PCIE_IPC_WORLDS and facts.server.nodes == 1
+    fix = f"export {_IPC_VARIABLE}=1" if offered and _pcie_ipc_is_unset(facts) else ""
+    if facts.server.nodes > 1:
+        return [ok(id, "several nodes: NCCL", text)]
+    return [
+        warning(
+            id,
+            f"{facts.world} ranks: NCCL",
+            text,
+            "a verify pass has two all-reduces for each layer, and NCCL is slow at their size: on "
+            "one host with eight SM120 cards SGLang's authors measured 205 us for 12 KiB, and "
+            "5.3 us with the PCIe-IPC all-reduce (pcie_ipc_ar.py)",
+            fix,
+        )
+    ]
+
+
+def fusion(facts: Facts) -> list[Finding]:
+    """FlashInfer's fused all-reduce is not asked for where SGLang refuses it."""
+    if not facts.cards or facts.server.fusion is None:
+        return []
+    if _major(facts) in (9, 10):
+        return [ok("fusion", f"{facts.server.fusion} on SM{_major(facts)}")]
+    return [
+        error(
+            "fusion",
+            f"--flashinfer-allreduce-fusion-backend {facts.server.fusion} on SM{_major(facts)}0",
+            f"{facts.cards[0].name}; SGLang's gate takes SM90 and SM10X",
+            "stock SGLang 0.5.23 stops with 'FlashInfer allreduce fusion requires SM90 or SM10X'",
+            f"leave the option out; without NVLink: export {_IPC_VARIABLE}=1",
+        )
+    ]
+
+
+def segments(facts: Facts) -> list[Finding]:
+    """The allocator's memory can be shared with another process."""
+    value, name = "", "PYTORCH_CUDA_ALLOC_CONF"
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        value = facts.settings.environ.get(name, "")
+        if "expandable_segments:true" in value.replace(" ", "").lower():
+            break
+    else:
+        return [ok("expandable-segments", "off")]
+    chosen = choose(facts)
+    if chosen is not None and chosen.name in ("none", "custom v2", "nccl"):
+        return [ok("expandable-segments", f"on, and the all-reduce ({chosen.name}) allows it")]
+    return [
+        error(
+            "expandable-segments",
+            "expandable_segments:True with an all-reduce over CUDA IPC",
+            f"{name}={value}; all-reduce: {chosen.name if chosen else 'not known'}",
+            "such memory has no IPC handle: the server dies with 'invalid argument' after it has "
+            "captured its graphs",
+            f"unset {name}, or --disable-custom-all-reduce",
+        )
+    ]
+
+
+def visible_devices(facts: Facts) -> list[Finding]:
+    """``CUDA_VISIBLE_DEVICES`` is in the form that SGLang's custom all-reduce can read."""
+    value = facts.settings.environ.get("CUDA_VISIBLE_DEVICES")
+    if not value:
+        return []
+    if all(part.strip().isdecimal() for part in value.split(",")):
+        return [ok("visible-devices", f"CUDA_VISIBLE_DEVICES={value}")]
+    numbers = ",".join(str(gpu.index) for gpu in facts.cards)
+    return [
+        warning(
+            "visible-devices",
+            "CUDA_VISIBLE_DEVICES has no numbers",
+            f"CUDA_VISIBLE_DEVICES={value}",
+            "SGLang converts each part with int(): 'Setup Custom allreduce failed with invalid "
+            "literal for int()', and NCCL takes over",
+            f"export CUDA_VISIBLE_DEVICES={numbers}" if numbers else "",
+        )
+    ]
+
+
+def _major(facts: Facts) -> int:
+    return min(gpu.capability[0] for gpu in facts.cards)
+
+
+def _peers(facts: Facts) -> bool | None:
+    """Whether every pair copies right; by --deep where it was run, else by the driver's word."""
+    if isinstance(facts.copies, tuple):
+        return all(copy.result == "right" and copy.peer is not False for copy in facts.copies)
+    if isinstance(facts.pairs, Unknown):
+        return None
+    states = [pair.peer for pair in facts.pairs]
+    if any(isinstance(state, str) and state != "ok" for state in states):
+        return False
+    return None if any(isinstance(state, Unknown) for state in states) else True
+
+
+def _fused(facts: Facts) -> str:
+    """Why the fused all-reduce is not taken; empty when it is."""
+    if facts.server.fusion and _major(facts) in (9, 10):
+        return ""
+    if _major(facts) not in (9, 10):
+        return f"fused: SGLang takes it on SM90 and SM10X alone, these are SM{_major(facts)}0"
+    return "fused: by default for some models, which the cards do not tell"
+
+
+def _custom(facts: Facts, linked: bool, peers: bool | None) -> str:
+    """Why neither custom all-reduce is taken; empty when one is."""
+    if not facts.server.custom_all_reduce:
+        return "custom: --disable-custom-all-reduce"
+    if facts.server.nodes > 1:
+        return "custom: several nodes"
+    value = facts.settings.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if value and not all(part.strip().isdecimal() for part in value.split(",")):
+        return "custom: CUDA_VISIBLE_DEVICES has no numbers"
+    if facts.world not in CUSTOM_WORLDS and not linked:
+        return f"custom: for {', '.join(map(str, CUSTOM_WORLDS))} ranks"
+    if facts.world > 2 and not linked:
+        return "custom: not for more than two cards without NVLink"
+    if peers is False:
+        return "custom: no peer access between all cards"
+    return ""
+
+
+def _pcie_ipc_is_unset(facts: Facts) -> bool:
+    return facts.settings.environ.get(_IPC_VARIABLE, "").lower() not in _TRUE
+
+
+def _pcie_ipc(facts: Facts) -> str:
+    """Why the PCIe-IPC all-reduce is not taken; empty when it is."""
+    if _pcie_ipc_is_unset(facts):
+        return f"PCIe-IPC: {_IPC_VARIABLE} is not 1"
+    if facts.world not in PCIE_IPC_WORLDS or facts.server.nodes > 1:
+        return f"PCIe-IPC: for {', '.join(map(str, PCIE_IPC_WORLDS))} ranks of one node"
+    if facts.server.deterministic:
+        return "PCIe-IPC: off with deterministic inference"
+    return ""

@@ -1,0 +1,22 @@
+"""What a Python start imports before SGLang."""
+
+from ..facts import Facts, Unknown
+from ..finding import Finding, ok, warning
+
+
+def sitecustomize(facts: Facts) -> list[Finding]:
+    """At most one ``sitecustomize.py`` is on the path: Python imports the first and no other."""
+    if isinstance(facts.python, Unknown):
+        return []
+    files = facts.python.sitecustomize
+    if len(files) < 2:
+        return [ok("sitecustomize", files[0] if files else "none")]
+    return [
+        warning(
+            "sitecustomize",
+            f"{len(files)} sitecustomize.py files, of which only the first is read",
+            "; ".join(files),
+            "NCCL settings in the second one never reach a worker, and nothing says so",
+            f"move the settings of {files[1]} to the environment (--worker-env) or into {files[0]}",
+        )
+    ]

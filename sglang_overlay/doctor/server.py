@@ -1,0 +1,61 @@
+"""What the user means to start, from the server's own arguments."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from .facts import Server
+
+_FLAGS = {
+    "--tp": "tp",
+    "--tp-size": "tp",
+    "--tensor-parallel-size": "tp",
+    "--nnodes": "nodes",
+    "--model": "model",
+    "--model-path": "model",
+    "--attention-backend": "attention_backend",
+    "--speculative-algorithm": "algorithm",
+    "--speculative-algo": "algorithm",
+    "--flashinfer-allreduce-fusion-backend": "fusion",
+}
+
+
+def read_server(arguments: Sequence[str]) -> Server:
+    """The few of a server's ``arguments`` that the checks ask about; others are passed over."""
+    words = [part for word in arguments for part in _split(word)]
+    given: dict[str, str] = {}
+    for flag, value in pairwise([*words, ""]):
+        if flag in _FLAGS:
+            given[_FLAGS[flag]] = value
+    tp, nodes = given.get("tp", ""), given.get("nodes", "")
+    return Server(
+        tp=int(tp) if tp.isdecimal() and int(tp) else None,
+        nodes=int(nodes) if nodes.isdecimal() and int(nodes) else 1,
+        attention_backend=given.get("attention_backend"),
+        mla=_mla(given.get("model")),
+        algorithm=given.get("algorithm"),
+        fusion=given.get("fusion"),
+        custom_all_reduce="--disable-custom-all-reduce" not in words,
+        deterministic="--enable-deterministic-inference" in words,
+        cuda_graph="--disable-cuda-graph" not in words,
+    )
+
+
+def _split(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--") and "=" in word else [word]
+
+
+def _mla(model: str | None) -> bool | None:
+    """Whether a local model has multi-head latent attention; ``None`` when that is not known.
+
+    The models that SGLang gives MLA carry a ``kv_lora_rank`` in their configuration, beside
+    or inside the text model's part.
+    """
+    try:
+        config: Any = json.loads((Path(model or "") / "config.json").read_text())
+        parts = [config, config.get("text_config", {}), config.get("llm_config", {})]
+        return any(part.get("kv_lora_rank") for part in parts)
+    except (OSError, ValueError, AttributeError):
+        return None
