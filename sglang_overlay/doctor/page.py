@@ -1,5 +1,6 @@
 """The findings as one HTML file that needs nothing else."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +45,12 @@ def write(file: Path, facts: Facts, findings: Sequence[Finding]) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    kinds = Counter(gpu.name for gpu in facts.cards)
     ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.state))
     text = environment.get_template("page.html").render(
         findings=ordered,
         counts={state: sum(f.state == state for f in findings) for state in _ORDER},
-        cards=facts.cards,
+        cards=", ".join(f"{n} x {name}" for name, n in kinds.items()),
         matrix=matrix(facts),
     )
     try:

@@ -14,6 +14,7 @@ from ..finding import Finding, error, ok, unknown, warning
 PCIE_IPC_WORLDS = (2, 4, 8)
 CUSTOM_WORLDS = (2, 4, 6, 8)
 _TRUE = {"1", "true", "yes", "y"}
+_FUSION_PATCH = "flashinfer-fusion-sm120"  # of ours; stock SGLang refuses SM120
 _IPC_VARIABLE = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
 
 
@@ -37,7 +38,7 @@ def choose(facts: Facts) -> Choice | None:
     if fused := _fused(facts):
         reasons.append(fused)
     else:
-        return Choice("fused", (f"SM{_major(facts)} and a model of SGLang's list",))
+        return Choice("fused", (f"--flashinfer-allreduce-fusion-backend {facts.server.fusion}",))
     if linked is None:
         return None
     if custom := _custom(facts, linked, peers):
@@ -80,8 +81,8 @@ def fusion(facts: Facts) -> list[Finding]:
     """FlashInfer's fused all-reduce is not asked for where SGLang refuses it."""
     if not facts.cards or facts.server.fusion is None:
         return []
-    if _major(facts) in (9, 10):
-        return [ok("fusion", f"{facts.server.fusion} on SM{_major(facts)}")]
+    if _fusible(facts):
+        return [ok("fusion", f"{facts.server.fusion} on SM{_major(facts)}0")]
     return [
         error(
             "fusion",
@@ -137,6 +138,12 @@ def visible_devices(facts: Facts) -> list[Finding]:
     ]
 
 
+def _fusible(facts: Facts) -> bool:
+    patches = () if isinstance(facts.python, Unknown) else facts.python.patches
+    patched = isinstance(patches, tuple) and _FUSION_PATCH in patches
+    return _major(facts) in ((9, 10, 12) if patched else (9, 10))
+
+
 def _major(facts: Facts) -> int:
     return min(gpu.capability[0] for gpu in facts.cards)
 
@@ -155,9 +162,9 @@ def _peers(facts: Facts) -> bool | None:
 
 def _fused(facts: Facts) -> str:
     """Why the fused all-reduce is not taken; empty when it is."""
-    if facts.server.fusion and _major(facts) in (9, 10):
+    if facts.server.fusion and _fusible(facts):
         return ""
-    if _major(facts) not in (9, 10):
+    if not _fusible(facts):
         return f"fused: SGLang takes it on SM90 and SM10X alone, these are SM{_major(facts)}0"
     return "fused: by default for some models, which the cards do not tell"
 

@@ -142,7 +142,7 @@ def peer_file(facts: Facts) -> list[Finding]:
             "SGLang remembers an old answer on peer access",
             f"{cache.peers_file}: {', '.join((stale or missing)[:8])} "
             + ("is false there, and granted by the driver" if stale else "is not in it"),
-            "it was measured once, perhaps before a driver, BIOS or cable was changed, and is never "
+            "it was measured once, perhaps before a driver or BIOS was changed, and is never "
             "measured again: the custom all-reduce stays off, or fails",
             fix,
         )

@@ -17,7 +17,7 @@ def matrix(facts: Facts) -> list[Finding]:
         return [unknown("copies", copies.why)]
     bad = [copy for copy in copies if copy.result in _BAD]
     if bad:
-        granted = any(copy.peer for copy in bad)
+        granted = any(copy.peer for copy in bad) or _granted(facts)
         return [
             error(
                 "copies",
@@ -68,6 +68,11 @@ def speed(facts: Facts) -> list[Finding]:
             "see link-width, link-speed and topology",
         )
     ]
+
+
+def _granted(facts: Facts) -> bool:
+    pairs = facts.pairs
+    return not isinstance(pairs, Unknown) and all(pair.peer == "ok" for pair in pairs)
 
 
 def _verb(bad: list[Copy]) -> str:

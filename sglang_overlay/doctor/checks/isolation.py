@@ -25,8 +25,8 @@ def acs(facts: Facts) -> list[Finding]:
                 "acs",
                 f"ACS redirects peer traffic on {len(on)} bridges below a shared switch",
                 "; ".join(f"{bus}: {', '.join(flags)}" for bus, flags in sorted(on.items())),
-                "each copy between neighbours climbs to the CPU and comes back: slower all-reduces, "
-                "and with an IOMMU, hangs",
+                "each copy between neighbours climbs to the CPU and comes back: slower "
+                "all-reduces, and with an IOMMU, hangs",
                 "; ".join(f"sudo setpci -s {bus} ECAP_ACS+6.w=0000" for bus in sorted(on)),
             )
         ]

@@ -1,0 +1,270 @@
+"""Each check, on a machine where nothing is wrong and on one that differs in one thing."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from sglang_overlay.doctor.checks import examine
+from sglang_overlay.doctor.checks.all_reduce import choose
+from sglang_overlay.doctor.facts import Copy, Facts, Unknown
+from sglang_overlay.doctor.finding import Finding, State
+
+from .machine import (
+    GIB,
+    behind_switch,
+    cache,
+    card,
+    cards,
+    conf,
+    environ,
+    graph_file,
+    healthy,
+    host,
+    pairs,
+    python,
+    server,
+    slots,
+    torch,
+    versions,
+)
+
+WELL, TWO, ONE = healthy(8), healthy(2), healthy(1)
+NVLINK = cards(pairs(WELL, nvlink=True), name="NVIDIA H200", capability=(9, 0))
+NO_IPC = environ(WELL, SGLANG_ENABLE_PCIE_IPC_ALLREDUCE="0")
+SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"}
+GRAPH = {"NCCL_GRAPH_FILE": "/opt/graph.xml"}
+
+
+def copied(facts: Facts, **changes: object) -> Facts:
+    """Two cards between which real copies were made; the first came out like this."""
+    good = Copy(0, 1, "right", True, 0, 5.0, 50.0)
+    return replace(facts, copies=(replace(good, **changes), replace(good, source=1, target=0)))  # type: ignore[arg-type]
+
+
+def named(facts: Facts, id: str) -> list[Finding]:
+    return [finding for finding in examine(facts) if finding.id == id]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_a_machine_on_which_nothing_is_wrong_has_nothing_to_mend(count: int) -> None:
+    assert [f for f in examine(healthy(count)) if f.state != State.OK] == []
+
+
+def test_of_a_machine_that_cannot_be_read_there_is_no_error_and_every_reason() -> None:
+    findings = examine(Facts())
+    assert {f.state for f in findings} == {State.OK, State.UNKNOWN}
+    assert all(f.evidence for f in findings if f.state == State.UNKNOWN)
+
+
+def test_what_is_wrong_says_why_it_matters_and_most_of_it_how_to_mend_it() -> None:
+    worst = [f for _, _, facts, _ in CASES for f in examine(facts)]
+    bad = [f for f in worst if f.state in (State.ERROR, State.WARNING)]
+    assert all(f.why and f.evidence for f in bad)
+    assert {f.id for f in bad if not f.fix} <= {"all-reduce", "gpus"}
+
+
+CASES: list[tuple[str, State, Facts, str]] = [
+    # the cards
+    ("gpus", State.ERROR, server(WELL, tp=16), "8 cards, and the server wants 16"),
+    ("gpus", State.ERROR, server(replace(WELL, gpus=()), tp=2), "no card is visible"),
+    ("gpus", State.UNKNOWN, replace(WELL, gpus=()), "CUDA_VISIBLE_DEVICES"),
+    (
+        "gpus",
+        State.WARNING,
+        replace(TWO, gpus=(card(0), card(1, name="NVIDIA GeForce RTX 5090", memory=32 * GIB))),
+        "1 x NVIDIA GeForce RTX 5090, SM120, 32 GiB",
+    ),
+    ("driver", State.ERROR, torch(WELL, cuda="14.0"), "580.95.05, up to CUDA 13.0.*CUDA 14.0"),
+    ("driver", State.OK, torch(WELL, cuda="12.8"), "built for CUDA 12.8"),
+    ("driver", State.OK, torch(WELL, cuda=""), "not known"),
+    ("mig", State.ERROR, cards(WELL, mig=True), "nvidia-smi -i 0,1,2,3,4,5,6,7 -mig 0"),
+    ("compute-mode", State.ERROR, cards(ONE, compute_mode="exclusive process"), "-c DEFAULT"),
+    ("gpu-memory", State.WARNING, cards(ONE, used=40 * GIB), "0: 40.0 of 96 GiB"),
+    ("gpu-memory", State.OK, cards(ONE, used=GIB), "free"),
+    ("fabric", State.ERROR, cards(NVLINK, fabric="in progress"), "nvidia-fabricmanager"),
+    # software
+    ("versions", State.ERROR, versions(WELL, flashinfer_python="0.7.1"), "asks for 0.7.2"),
+    ("versions", State.OK, versions(WELL, torch="2.14.1+cu130"), "SGLang 0.5.23"),
+    ("versions", State.WARNING, versions(WELL, sglang="0.5.22"), "not the pin, 0.5.23"),
+    ("versions", State.UNKNOWN, python(WELL, versions={}), "not installed"),
+    (
+        "nccl-library",
+        State.ERROR,
+        versions(WELL, nvidia_nccl_cu12="2.27.3"),
+        "uninstall nvidia-nccl-cu12 && .*nvidia-nccl-cu13==2.30.7",
+    ),
+    ("nccl-library", State.WARNING, torch(WELL, nccl="2.28.3"), "loaded NCCL 2.28.3"),
+    ("torch", State.ERROR, torch(WELL, archs=("sm_80", "sm_90")), "no kernels for sm_120"),
+    ("torch", State.OK, torch(WELL, archs=("sm_120a",)), "8 devices"),
+    ("torch", State.OK, torch(WELL, archs=("sm_90", "compute_90")), "8 devices"),
+    ("torch", State.ERROR, torch(WELL, problem="Error 804: forward compat"), "Error 804"),
+    ("torch", State.UNKNOWN, torch(replace(WELL, gpus=()), problem="no driver"), "no driver"),
+    ("patches", State.WARNING, python(WELL, patches=()), "is stock"),
+    ("patches", State.WARNING, environ(WELL, SGLANG_OVERLAY="0"), "unset SGLANG_OVERLAY"),
+    ("patches", State.ERROR, python(WELL, patch_problems=("x is mixed",)), "x is mixed"),
+    # topology
+    ("topology", State.WARNING, pairs(WELL, level="SYS"), "28 pairs SYS"),
+    ("topology", State.OK, pairs(pairs(WELL, level="SYS"), nvlink=True), "NVLink"),
+    ("topology", State.OK, pairs(WELL, level="PIX"), "28 pairs PIX"),
+    ("link-width", State.WARNING, cards(ONE, width=4), "x4 of x16, 16 of 63 GB/s"),
+    ("link-width", State.WARNING, slots(replace(ONE, gpus=Unknown()), width=8), "x8 of x16"),
+    ("link-speed", State.OK, cards(WELL, speed=1), "as those of idle cards are"),
+    ("link-speed", State.WARNING, cards(ONE, speed=2, busy=97), "gen 2 of 5, 97 % busy"),
+    ("bar1", State.WARNING, cards(TWO, bar1=256 * 2**20), "0.25 of 96 GiB"),
+    ("peer-access", State.WARNING, pairs(TWO, peer="not supported"), "0-1: not supported"),
+    # what stands between
+    ("acs", State.WARNING, behind_switch(WELL, ("SrcValid", "ReqRedir")), "setpci -s 0000:90:00.0"),
+    ("acs", State.OK, behind_switch(WELL, ("SrcValid",)), "redirects nothing on 8 bridges"),
+    ("acs", State.OK, WELL, "nothing to redirect"),
+    ("acs", State.UNKNOWN, behind_switch(WELL, Unknown("as root")), "sudo sglang-overlay doctor"),
+    ("iommu", State.WARNING, slots(WELL, iommu="DMA-FQ"), "amd_iommu=off"),
+    ("iommu", State.WARNING, host(slots(ONE, iommu="DMA"), cpu_vendor="GenuineIntel"), "intel_"),
+    ("iommu", State.OK, slots(WELL, iommu="identity"), "passes addresses through"),
+    ("iommu", State.UNKNOWN, slots(WELL, iommu=Unknown("cannot")), "cannot"),
+    ("virtual-machine", State.WARNING, host(WELL, virtual=True), "NCCL_TOPO_FILE"),
+    # real copies
+    ("copies", State.OK, copied(TWO), "2 copies right, bit by bit; 2 of them direct"),
+    ("copies", State.ERROR, copied(TWO, result="wrong", wrong_bytes=9), r"0->1 wrong \(9 bytes\)"),
+    ("copies", State.ERROR, copied(TWO, result="hangs", detail="no answer"), "hang"),
+    ("copies", State.UNKNOWN, copied(TWO, result="not tried", detail="time"), "1 of 2.*time"),
+    ("copies", State.UNKNOWN, replace(TWO, copies=Unknown("one card")), "one card"),
+    ("copy-speed", State.WARNING, copied(WELL, bandwidth=3.0), "0->1: 3.0"),
+    ("copy-speed", State.OK, copied(TWO), "50.0 to 50.0 GB/s"),
+    # containers
+    ("shm", State.ERROR, host(WELL, shm=64 * 2**20, shm_free=64 * 2**20), "64 of 64 MiB"),
+    ("shm", State.OK, host(ONE, shm_free=GIB), "free"),
+    ("ipc-namespace", State.WARNING, host(WELL, own_ipc=True, container=True), "--ipc=host"),
+    ("ipc-namespace", State.OK, host(WELL, own_ipc=True), "outside a container"),
+    ("memlock", State.WARNING, host(WELL, memlock=65536, container=True), "--ulimit memlock=-1"),
+    ("open-files", State.WARNING, host(WELL, open_files=4096), "ulimit -n 65535"),
+    # NCCL
+    ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="Tree"), "allreduce:tree"),
+    ("nccl-algo", State.ERROR, conf(WELL, NCCL_ALGO="nvls"), "from /etc/nccl.conf"),
+    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="allreduce:tree"), "tree"),
+    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="Ring,Tree"), "Ring"),
+    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="^Tree"), "Tree"),
+    ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_DISABLE="1"), "unset NCCL_P2P_DISABLE"),
+    ("nccl-p2p", State.OK, environ(WELL, NCCL_P2P_DISABLE="0"), "=0"),
+    ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_LEVEL="LOC"), "unset NCCL_P2P_LEVEL"),
+    ("nccl-graph-file", State.ERROR, environ(WELL, **GRAPH), "cannot be read"),
+    ("nccl-graph-file", State.ERROR, environ(graph_file(WELL, 4), **GRAPH), "for 4 cards.*uses 8"),
+    ("nccl-graph-file", State.OK, environ(graph_file(WELL, 8), **GRAPH), "/opt/graph.xml"),
+    ("nccl-interface", State.ERROR, environ(WELL, NCCL_SOCKET_IFNAME="ib0"), "there is eth0, lo"),
+    ("nccl-interface", State.OK, environ(WELL, NCCL_SOCKET_IFNAME="eth"), "eth0"),
+    ("nccl-interface", State.ERROR, environ(WELL, NCCL_SOCKET_IFNAME="=eth"), "no interface"),
+    ("nccl-interface", State.OK, environ(WELL, NCCL_SOCKET_IFNAME="^docker"), "eth0, lo"),
+    ("nccl-names", State.WARNING, environ(WELL, NCCL_MAX_NCHANNEL="4"), "mean NCCL_MAX_NCHANNELS"),
+    ("nccl-names", State.OK, environ(WELL, NCCL_DEBUG="WARN"), "NCCL_DEBUG"),
+    ("nccl-conf", State.WARNING, conf(WELL, NCCL_DEBUG="INFO"), "NCCL_DEBUG=INFO"),
+    # all-reduce
+    ("all-reduce", State.WARNING, NO_IPC, "export SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"),
+    ("all-reduce", State.WARNING, server(WELL, tp=6), "6 ranks: NCCL"),
+    ("all-reduce", State.OK, server(WELL, nodes=2), "several nodes"),
+    ("all-reduce", State.UNKNOWN, pairs(WELL, nvlink=Unknown("no answer")), "links"),
+    ("fusion", State.ERROR, server(WELL, fusion="auto"), "gate takes SM90 and SM10X"),
+    ("fusion", State.OK, server(NVLINK, fusion="auto"), "auto on SM90"),
+    (
+        "fusion",
+        State.OK,
+        server(python(WELL, patches=("flashinfer-fusion-sm120",)), fusion="trtllm"),
+        "SM120",
+    ),
+    ("expandable-segments", State.ERROR, environ(WELL, **SEGMENTS), "all-reduce: pcie-ipc"),
+    ("expandable-segments", State.OK, environ(NVLINK, **SEGMENTS), "custom v2"),
+    ("expandable-segments", State.OK, environ(NO_IPC, **SEGMENTS), "nccl"),
+    (
+        "visible-devices",
+        State.WARNING,
+        environ(TWO, CUDA_VISIBLE_DEVICES="GPU-00000000,GPU-00000001"),
+        "export CUDA_VISIBLE_DEVICES=0,1",
+    ),
+    ("visible-devices", State.OK, environ(WELL, CUDA_VISIBLE_DEVICES="0,1"), "0,1"),
+    # graphs
+    ("eagle-graphs", State.WARNING, server(WELL, cuda_graph=False), "leave --disable-cuda-graph"),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        python(server(WELL, attention_backend="flashinfer", mla=True), patches=()),
+        "flashinfer, MLA: draft-extend is eager",
+    ),
+    (
+        "eagle-graphs",
+        State.OK,
+        server(WELL, attention_backend="flashinfer", mla=True),
+        "every pass in a graph",
+    ),
+    ("eagle-graphs", State.OK, server(WELL, mla=True), "triton: every pass"),
+    ("eagle-graphs", State.OK, server(WELL, mla=False), "flashinfer, MHA: every pass"),
+    ("eagle-graphs", State.ERROR, server(WELL, attention_backend="fa3"), "no server with EAGLE"),
+    ("eagle-graphs", State.UNKNOWN, server(WELL, attention_backend="own"), "not in the table"),
+    ("eagle-graphs", State.UNKNOWN, server(WELL, algorithm="NGRAM"), "NGRAM"),
+    ("eagle-graphs", State.UNKNOWN, NVLINK, "table is for SM120"),
+    # the host
+    ("numa-balancing", State.WARNING, host(WELL, numa_balancing=True), "numa_balancing=0"),
+    ("numa-balancing", State.OK, host(WELL, numa_balancing=True, numa_nodes=1), "one node"),
+    ("governor", State.WARNING, host(WELL, governors=("powersave",)), "cpupower"),
+    ("huge-pages", State.WARNING, host(WELL, huge_pages="never"), "madvise"),
+    # caches
+    ("cache-disk", State.ERROR, cache(WELL, writable=False), "cannot be written"),
+    ("cache-disk", State.ERROR, cache(WELL, free=GIB // 2), "0.5 GiB free"),
+    ("cache-disk", State.WARNING, cache(WELL, free=5 * GIB), "5.0 GiB free"),
+    ("cache-filesystem", State.WARNING, cache(WELL, filesystem="nfs4"), "nfs4"),
+    ("nvcc", State.WARNING, python(WELL, nvcc=Unknown("none")), "CUDA_HOME"),
+    ("kernels", State.WARNING, cache(WELL, built=0), "mount /home/u/.cache/sglang"),
+    ("peer-file", State.WARNING, cache(TWO, peers_file="/p", peers={"0->1": False}), "rm /p"),
+    ("peer-file", State.WARNING, cache(TWO, peers_file="/p", peers={}), "0->1 is not in it"),
+    ("peer-file", State.ERROR, cache(TWO, peers_file="/p", peers=Unknown("cut")), "cut"),
+    ("peer-file", State.OK, cache(TWO, peers_file="/p", peers={"0->1": True}), "/p"),
+    (
+        "sitecustomize",
+        State.WARNING,
+        python(WELL, sitecustomize=("/usr/lib/s.py", "/env/s.py")),
+        "settings of /env/s.py",
+    ),
+]
+
+
+@pytest.mark.parametrize(("id", "state", "facts", "text"), CASES)
+def test_a_machine_that_differs_in_one_thing(
+    id: str, state: State, facts: Facts, text: str
+) -> None:
+    found = named(facts, id)
+    assert found, f"no finding {id}"
+    worst = max(found, key=lambda finding: list(State).index(finding.state))
+    assert worst.state == state, worst
+    assert re.search(text, f"{worst.title}\n{worst.evidence}\n{worst.fix}", re.DOTALL), worst
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "because"),
+    [
+        (ONE, "none", "one rank"),
+        (WELL, "pcie-ipc", "not for more than two cards without NVLink"),
+        (NO_IPC, "nccl", "PCIe-IPC: SGLANG_ENABLE_PCIE_IPC_ALLREDUCE is not 1"),
+        (environ(TWO, SGLANG_ENABLE_PCIE_IPC_ALLREDUCE="0"), "custom", "SM120"),
+        (TWO, "custom", "SM120"),
+        (server(TWO, custom_all_reduce=False), "pcie-ipc", "--disable-custom-all-reduce"),
+        (pairs(TWO, peer="not supported"), "pcie-ipc", "no peer access"),
+        (copied(TWO, result="wrong"), "pcie-ipc", "no peer access"),
+        (NVLINK, "custom v2", "default for some models"),
+        (environ(NVLINK, SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2="0"), "custom", ""),
+        (environ(NVLINK, CUDA_VISIBLE_DEVICES="GPU-1"), "pcie-ipc", "no numbers"),
+        (server(NVLINK, fusion="auto"), "fused", "auto"),
+        (server(WELL, deterministic=True), "nccl", "deterministic"),
+        (server(WELL, tp=3), "nccl", "for 2, 4, 8 ranks"),
+        (server(WELL, nodes=2), "nccl", "several nodes"),
+    ],
+)
+def test_the_all_reduce_that_sglang_takes(facts: Facts, name: str, because: str) -> None:
+    choice = choose(facts)
+    assert choice is not None
+    assert choice.name == name
+    assert because in "; ".join(choice.because)
+
+
+@pytest.mark.parametrize(
+    "facts", [Facts(), replace(TWO, gpus=Unknown()), pairs(TWO, nvlink=Unknown())]
+)
+def test_no_all_reduce_is_named_for_a_machine_that_is_not_known(facts: Facts) -> None:
+    assert choose(facts) is None
