@@ -5,7 +5,8 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ from ..patchset.errors import EnvironmentFailure, Usage
 from .settings import REDACTED, is_secret
 
 _LIMIT = 20 * 2**20  # bytes of a log that are kept, from its end
+# A bare value ends at a space or at a comma before one: better too much hidden than too little.
 _ASSIGNED = re.compile(
-    r"""(?P<name>[\w.-]+)(?P<between>["']?\s*[=:]\s*|\s+)"""
-    r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^\s"',;)}\]]+))"""
+    r"""(?P<name>[\w.-]*(?:TOKEN|KEY|SECRET|PASSWORD)[\w.-]*)"""
+    r"""(?P<between>["']?\s*[=:,]\s*|\s+)"""
+    r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<bare>(?:[^\s,]|,(?=\S))+))""",
+    re.IGNORECASE,
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
 _IN_ADDRESS = re.compile(r"(\w+://[^\s/:@]+):[^\s/@]+@")
 _SHAPES = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|glpat-|AKIA)[A-Za-z0-9_-]{8,}")
 _BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*-----|\Z)", re.DOTALL)
-_NUMBER = re.compile(r"-?\d+(\.\d+)?|None|True|False|null|true|false")
+_PLAIN = re.compile(r"(-?\d+(\.\d+)?|None|True|False|null|true|false)[)}\]]*")
 
 
 def check(target: Path, logs: Sequence[Path]) -> None:
@@ -40,11 +44,25 @@ def files(result: Mapping[str, Any], logs: Sequence[Path]) -> dict[str, bytes]:
     python = result["facts"].get("python", {})
     versions = {"sglang-overlay": result["version"], **python.get("versions", {})}
     hidden = {v for n, v in os.environ.items() if is_secret(n) and len(v) >= 6}
-    found = {"doctor.json": json.dumps(result, indent=2), "versions.json": json.dumps(versions)}
+    hide = partial(redact, hidden=hidden)
+    shown, told = _strings(result, hide), _strings(versions, hide)
+    found = {"doctor.json": json.dumps(shown, indent=2), "versions.json": json.dumps(told)}
     for number, log in enumerate(logs):
         text = log.read_bytes()[-_LIMIT:].decode("utf-8", errors="replace")
-        found[f"logs/{number}-{log.name}"] = text
-    return {name: redact(text, hidden).encode() for name, text in found.items()}
+        found[f"logs/{number}-{log.name}"] = hide(text)
+    return {name: text.encode() for name, text in found.items()}
+
+
+def _strings(value: Any, hide: Callable[[str], str]) -> Any:
+    """``value`` with each string in it hidden on its own, so that it stays valid JSON."""
+    if isinstance(value, Mapping):
+        return {
+            name: REDACTED if is_secret(name) and isinstance(one, str) else _strings(one, hide)
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [_strings(one, hide) for one in value]
+    return hide(value) if isinstance(value, str) else value
 
 
 def redact(text: str, hidden: set[str] | frozenset[str] = frozenset()) -> str:
@@ -61,9 +79,9 @@ def redact(text: str, hidden: set[str] | frozenset[str] = frozenset()) -> str:
 
 def _without_value(match: re.Match[str]) -> str:
     name, between, quote = match["name"], match["between"], match["quote"] or ""
-    assigned = name.startswith("-") or not between.isspace()
+    assigned = name.startswith("-") or "=" in between or ":" in between
     value = match["bare"] if match["quoted"] is None else match["quoted"]
-    if not assigned or not is_secret(name) or _NUMBER.fullmatch(value):
+    if not assigned or _PLAIN.fullmatch(value):
         return match[0]
     return f"{name}{between}{quote}{REDACTED}{quote}"
 

@@ -1,4 +1,4 @@
-"""A machine's ``/sys`` and ``/proc`` as real folders, from the formats that the kernel documents."""
+"""A machine's ``/sys`` and ``/proc`` as real folders, in the formats that the kernel documents."""
 
 from collections.abc import Sequence
 from pathlib import Path
