@@ -4,15 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from ci.spec_graph_survey import SurveyError, markdown, survey
+import sglang_overlay.doctor.checks as checks
+from ci.spec_graph_survey import SurveyError, as_json, markdown, survey
 from sglang_overlay.cli import main
 
 WORKER = "python/sglang/srt/speculative/eagle_worker_v2.py"
 
 
-def test_the_table_in_the_docs_is_read_from_the_source(fetched: Path, checkout: Path) -> None:
+def test_the_tables_of_docs_and_doctor_are_read_from_the_source(
+    fetched: Path, checkout: Path
+) -> None:
     assert main(["apply", "--sglang-dir", str(checkout)]) == 0
-    table = markdown(survey(fetched / "python/sglang"), survey(checkout / "python/sglang"))
+    stock, patched = survey(fetched / "python/sglang"), survey(checkout / "python/sglang")
+    file = Path(checks.__file__).with_name("eagle_graphs.json")
+    assert file.read_text() == as_json(stock, patched)  # made by python -m ci.spec_graph_survey
+    table = markdown(stock, patched)
     text = (Path(__file__).parents[2] / "docs/eagle-graphs.md").read_text()
     assert table in text
     assert "| flashinfer, MLA | captured | captured | eager, **captured when patched** |" in table
