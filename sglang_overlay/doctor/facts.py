@@ -193,7 +193,7 @@ class Copy:
     result: str
     peer: bool | None = None
     wrong_bytes: int = 0
-    latency_us: float | None = None  # a copy of 4 KiB, median
+    latency_us: float | None = None  # each of 100 copies of 4 KiB back to back, median
     bandwidth: float | None = None  # GB/s, copies of 64 MiB, median
     detail: str = ""
 

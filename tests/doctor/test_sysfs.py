@@ -77,8 +77,10 @@ def test_a_switch_behind_a_switch_and_cards_below_one_host_bridge(tree: Tree) ->
     tree.card(far, "0000:15:00.0")
     tree.card([*far[:2], "0000:12:01.0"], "0000:16:00.0")
     tree.card(["0000:10:02.0"], "0000:17:00.0")
-    a, b, c = slots(tree)
+    tree.card(far[:4], "0000:18:00.0")
+    a, b, c, d = slots(tree)
     assert (level(a, b), level(a, c), level(b, c)) == ("PXB", "PHB", "PHB")
+    assert (level(b, d), level(a, d)) == ("PXB", "PIX")
 
 
 @pytest.mark.parametrize(
