@@ -64,6 +64,11 @@ def test_many_that_hang_are_bounded_in_all() -> None:
     assert found[2, 1] == ("not tried", "the 2 s for all pairs were over")
 
 
+def test_a_pair_that_is_interrupted_by_the_end_of_all_is_not_said_to_hang() -> None:
+    found = run("threading.Event().wait()", each=60, total=2)
+    assert set(found.values()) == {("not tried", "the 2 s for all pairs were over")}
+
+
 def test_a_child_that_never_begins_is_tried_once() -> None:
     wait = [sys.executable, "-c", "import threading; threading.Event().wait()"]
     copies = supervise(wait, PAIRS, start=1)
