@@ -64,9 +64,9 @@ def doctor(
         say(f"page: {html}")
     if bundle:
         files = bundles.files(result, logs)
-        say(f"{bundle} will hold:")
+        _say(f"{bundle} will hold:")
         for name, content in files.items():
-            say(f"  {name} ({len(content)} bytes)")
+            _say(f"  {name} ({len(content)} bytes)")
         bundles.write(bundle, files)
     return 1 if any(finding.state == State.ERROR for finding in findings) else 0
 
@@ -95,4 +95,4 @@ def _say(text: str) -> None:
 
 
 def _quiet(text: str) -> None:
-    """With ``--json``, nothing is said on the way."""
+    """With ``--json``, nothing is said on the way; what goes into a bundle is."""

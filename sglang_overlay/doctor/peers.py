@@ -114,7 +114,8 @@ def _child(
 
         def listen() -> None:
             for text in child.stdout or ():
-                lines.put(json.loads(text))
+                with suppress(ValueError):  # not ours: a sitecustomize that prints
+                    lines.put(json.loads(text))
             lines.put(None)
 
         def last_words() -> str:

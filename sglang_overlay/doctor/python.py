@@ -93,7 +93,10 @@ def _ask(executable: str, code: str, limit: float) -> Maybe[dict[str, Any]]:
         return Unknown(f"{executable}: {error.strerror}")
     if child.returncode != 0:
         return Unknown(f"{executable}: {_last(child.stderr)}")
-    answer: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
+    try:  # whatever a sitecustomize prints comes before
+        answer: dict[str, Any] = json.loads(_last(child.stdout))
+    except ValueError:
+        return Unknown(f"{executable} answered {_last(child.stdout)[:80]!r}")
     return answer
 
 

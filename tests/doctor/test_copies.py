@@ -81,6 +81,11 @@ def test_a_child_that_cannot_begin_says_why() -> None:
     assert {c.detail for c in copies} == {"the child stopped: no module named torch"}
 
 
+def test_lines_that_are_not_the_childs_own_are_passed_over() -> None:
+    found = run("print('a sitecustomize says hello')")
+    assert set(found.values()) == {("right", "")}
+
+
 def test_a_child_that_says_much_on_standard_error_goes_on() -> None:
     found = run("print('w' * 300_000, file=sys.stderr)")
     assert set(found.values()) == {("right", "")}

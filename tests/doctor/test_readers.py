@@ -215,6 +215,9 @@ def test_a_python_that_is_not_there_or_does_not_work(tmp_path: Path) -> None:
     failing.write_text("#!/bin/sh\necho 'libpython3.so: cannot open' >&2\nexit 127\n")
     failing.chmod(0o755)
     assert read_python(str(failing), None) == Unknown(f"{failing}: libpython3.so: cannot open")
+    for words, told in (("hello", "hello"), ("", "it said nothing")):
+        failing.write_text(f"#!/bin/sh\necho {words}\n")
+        assert read_python(str(failing), None) == Unknown(f"{failing} answered {told!r}")
 
 
 def test_the_names_of_a_real_interpreter_are_read_without_importing_anything() -> None:

@@ -19,28 +19,27 @@ def versions(facts: Facts) -> list[Finding]:
             )
         ]
     text = ", ".join(f"{name} {version}" for name, version in sorted(have.items()))
-    wrong = [
-        f"{name} is {have.get(name, 'missing')}, SGLang or torch asks for {version}"
+    wrong = {
+        name: version
         for name, version in sorted(python.wanted.items())
-        if have.get(name, "").partition("+")[0] != version.partition("+")[0]
-    ]
+        if _release(have.get(name, "")) != _release(version)
+    }
     if wrong:
-        fix = " ".join(
-            f"'{name}=={version}'"
-            for name, version in sorted(python.wanted.items())
-            if have.get(name, "").partition("+")[0] != version.partition("+")[0]
-        )
         return [
             error(
                 "versions",
                 "packages do not fit together",
-                "; ".join(wrong),
+                "; ".join(
+                    f"{name} is {have.get(name, 'missing')}, SGLang or torch asks for {version}"
+                    for name, version in wrong.items()
+                ),
                 "SGLang checks some of them at start and stops; kernels of another version may "
                 "crash or be missing in a verify pass",
-                f"{python.executable} -m pip install {fix}",
+                f"{python.executable} -m pip install "
+                + " ".join(f"'{name}=={version}'" for name, version in wrong.items()),
             )
         ]
-    found = have["sglang"].partition("+")[0]
+    found = _release(have["sglang"])
     if facts.pin and found != facts.pin:
         return [
             warning(
@@ -53,6 +52,11 @@ def versions(facts: Facts) -> list[Finding]:
             )
         ]
     return [ok("versions", f"SGLang {found} and what it asks for", text)]
+
+
+def _release(version: str) -> str:
+    """Without the local part: 2.14.1+cu130 is 2.14.1."""
+    return version.partition("+")[0]
 
 
 def nccl_library(facts: Facts) -> list[Finding]:
