@@ -135,7 +135,7 @@ def test_a_bundle_is_listed_and_holds_findings_versions_and_logs_without_secrets
     tmp_path: Path,
 ) -> None:
     log, target = tmp_path / "server.log", tmp_path / "b.tar.gz"
-    log.write_text("server_args=ServerArgs(api_key='topsecret', tp_size=8)\nNCCL_ALGO=Ring\n")
+    log.write_text("server_args=ServerArgs(api_key='topsecret', tp_size=8)\nfrom abcdef-in-a-path\n")
     done = doctor(libraries["new"], "--bundle", target, "--log", log, MY_TOKEN="abcdef-in-a-path")
     assert done.returncode == 0, done.stderr
     with tarfile.open(target) as archive:
@@ -145,7 +145,7 @@ def test_a_bundle_is_listed_and_holds_findings_versions_and_logs_without_secrets
     listed = done.stderr.partition("will hold:\n")[2].split("\n")
     assert [line.split()[0] for line in listed if line] == [n.partition("/")[2] for n in names]
     assert texts["doctor/logs/0-server.log"] == (
-        "server_args=ServerArgs(api_key='<redacted>', tp_size=8)\nNCCL_ALGO=Ring\n"
+        "server_args=ServerArgs(api_key='<redacted>', tp_size=8)\nfrom <redacted>\n"
     )
     assert json.loads(texts["doctor/doctor.json"])["command"] == "doctor"
     assert "sglang-overlay" in json.loads(texts["doctor/versions.json"])
