@@ -135,7 +135,9 @@ def test_a_bundle_is_listed_and_holds_findings_versions_and_logs_without_secrets
     tmp_path: Path,
 ) -> None:
     log, target = tmp_path / "server.log", tmp_path / "b.tar.gz"
-    log.write_text("server_args=ServerArgs(api_key='topsecret', tp_size=8)\nfrom abcdef-in-a-path\n")
+    log.write_text(
+        "server_args=ServerArgs(api_key='topsecret', tp_size=8)\nfrom abcdef-in-a-path\n"
+    )
     done = doctor(libraries["new"], "--bundle", target, "--log", log, MY_TOKEN="abcdef-in-a-path")
     assert done.returncode == 0, done.stderr
     with tarfile.open(target) as archive:

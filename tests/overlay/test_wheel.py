@@ -41,7 +41,9 @@ def test_the_wheel_holds_exactly_the_package_the_patches_and_the_patched_modules
         assert set(archive.namelist()) == expected
         metadata = Parser().parsestr(archive.read(f"{INFO}/METADATA").decode())
     assert metadata["Version"] == f"{__version__}+sglang.{PIN.version}"
-    assert f"sglang=={PIN.version}" in (metadata.get_all("Requires-Dist") or [])
+    assert {f"sglang=={PIN.version}", "nvidia-ml-py>=12"} <= {
+        *metadata.get_all("Requires-Dist", [])
+    }
 
 
 def test_two_builds_are_byte_identical(wheel: Path, tmp_path: Path) -> None:
