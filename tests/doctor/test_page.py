@@ -136,8 +136,11 @@ def contrast(one: list[int], other: list[int]) -> float:
 
 
 def test_a_phone_scrolls_the_matrix_but_not_the_page(page: "Page") -> None:
+    page.set_viewport_size({"width": 320, "height": 640})
     wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert wide[0] <= wide[1] == 360
+    assert wide[0] <= wide[1] == 320
+    inner = page.locator(".scroll").evaluate("at => [at.scrollWidth, at.clientWidth]")
+    assert inner[0] > inner[1]  # eight columns do not fit
 
 
 def test_a_picture_shows_more_than_one_colour(page: "Page", tmp_path: Path) -> None:
