@@ -45,13 +45,4 @@ def collect(
 def only_visible(facts: Facts) -> Facts:
     """``facts`` without the cards that ``CUDA_VISIBLE_DEVICES`` hides."""
     gpus = nvml.visible(facts)
-    if isinstance(gpus, Unknown):
-        return facts
-    order = [gpu.index for gpu in gpus]
-    pairs, slots = facts.pairs, facts.slots
-    if not isinstance(pairs, Unknown):
-        pairs = tuple(pair for pair in pairs if pair.a in order and pair.b in order)
-    if not isinstance(slots, Unknown):
-        buses = {gpu.bus for gpu in gpus}
-        slots = tuple(slot for slot in slots if slot.bus in buses)
-    return replace(facts, gpus=gpus, pairs=pairs, slots=slots)
+    return facts if isinstance(gpus, Unknown) else facts.with_cards(gpus)

@@ -5,7 +5,7 @@ name says otherwise. The defaults are those of a machine of which nothing could 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -173,6 +173,7 @@ class Server:
     """What the user means to start. ``None`` where the command line does not say."""
 
     tp: int | None = None
+    cards: int | None = None  # how many it takes, from the first on; None: not known, or all
     nodes: int = 1
     attention_backend: str | None = None
     mla: bool | None = None
@@ -218,6 +219,17 @@ class Facts:
     def cards(self) -> tuple[Gpu, ...]:
         """The cards, none when they are not known."""
         return () if isinstance(self.gpus, Unknown) else self.gpus
+
+    def with_cards(self, gpus: tuple[Gpu, ...]) -> "Facts":
+        """The facts of a machine that has only these of its cards."""
+        pairs, slots = self.pairs, self.slots
+        order = {gpu.index for gpu in gpus}
+        if not isinstance(pairs, Unknown):
+            pairs = tuple(pair for pair in pairs if {pair.a, pair.b} <= order)
+        if not isinstance(slots, Unknown):
+            buses = {gpu.bus for gpu in gpus}
+            slots = tuple(slot for slot in slots if slot.bus in buses)
+        return replace(self, gpus=gpus, pairs=pairs, slots=slots)
 
     @property
     def world(self) -> int:

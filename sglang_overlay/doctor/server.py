@@ -12,6 +12,9 @@ _FLAGS = {
     "--tp": "tp",
     "--tp-size": "tp",
     "--tensor-parallel-size": "tp",
+    "--pp-size": "pp",
+    "--pipeline-parallel-size": "pp",
+    "--base-gpu-id": "first",
     "--nnodes": "nodes",
     "--model": "model",
     "--model-path": "model",
@@ -29,10 +32,12 @@ def read_server(arguments: Sequence[str]) -> Server:
     for flag, value in pairwise([*words, ""]):
         if flag in _FLAGS:
             given[_FLAGS[flag]] = value
-    tp, nodes = given.get("tp", ""), given.get("nodes", "")
+    tp, nodes = _number(given.get("tp")), _number(given.get("nodes")) or 1
+    plain = not given.keys() & {"pp", "first"} and nodes == 1
     return Server(
-        tp=int(tp) if tp.isdecimal() and int(tp) else None,
-        nodes=int(nodes) if nodes.isdecimal() and int(nodes) else 1,
+        tp=tp,
+        cards=tp if plain else None,
+        nodes=nodes,
         attention_backend=given.get("attention_backend"),
         mla=_mla(given.get("model")),
         algorithm=given.get("algorithm"),
@@ -41,6 +46,10 @@ def read_server(arguments: Sequence[str]) -> Server:
         deterministic="--enable-deterministic-inference" in words,
         cuda_graph="--disable-cuda-graph" not in words,
     )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and int(text) else None
 
 
 def _split(word: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -64,6 +65,28 @@ def test_what_is_wrong_says_why_it_matters_and_most_of_it_how_to_mend_it() -> No
     assert {f.id for f in bad if not f.fix} <= {"all-reduce", "gpus"}
 
 
+def narrow_last() -> Facts:
+    return replace(WELL, gpus=(*WELL.cards[:7], card(7, width=4)))
+
+
+def copied_eight() -> Facts:
+    copies = [Copy(a, b, "right", True, 0, 5.0, 50.0) for a, b in permutations(range(8), 2)]
+    at = next(n for n, copy in enumerate(copies) if (copy.source, copy.target) == (6, 7))
+    copies[at] = Copy(6, 7, "hangs")
+    return replace(WELL, copies=tuple(copies))
+
+
+def linked_pairs() -> Facts:
+    """Four cards: 0 and 1 have an NVLink, 2 and 3 have one; node 0 has the first two."""
+    far = healthy(4)
+    assert isinstance(far.pairs, tuple)
+    found = [
+        replace(p, nvlink=True) if p.a // 2 == p.b // 2 else replace(p, level="SYS")
+        for p in far.pairs
+    ]
+    return replace(far, pairs=tuple(found))
+
+
 CASES: list[tuple[str, State, Facts, str]] = [
     # the cards
     ("gpus", State.ERROR, server(WELL, tp=16), "8 cards, and the server wants 16"),
@@ -107,6 +130,14 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("topology", State.WARNING, pairs(WELL, level="SYS"), "28 pairs SYS"),
     ("topology", State.OK, pairs(pairs(WELL, level="SYS"), nvlink=True), "NVLink"),
     ("topology", State.OK, pairs(WELL, level="PIX"), "28 pairs PIX"),
+    ("topology", State.WARNING, linked_pairs(), "4 pairs SYS; 2 of 6 pairs by NVLink"),
+    ("topology", State.OK, server(linked_pairs(), tp=2, cards=2), "every two cards have an NVLink"),
+    ("all-reduce", State.OK, server(linked_pairs(), tp=2, cards=2), "2 ranks: custom v2"),
+    ("all-reduce", State.OK, linked_pairs(), "4 ranks: pcie-ipc"),
+    ("link-width", State.OK, server(narrow_last(), tp=4, cards=4), "as wide as they can be"),
+    ("link-width", State.WARNING, narrow_last(), "card 7: x4 of x16"),
+    ("copies", State.OK, server(copied_eight(), tp=2, cards=2), "2 copies right"),
+    ("copies", State.ERROR, copied_eight(), "6->7 hangs"),
     ("link-width", State.WARNING, cards(ONE, width=4), "x4 of x16, 16 of 63 GB/s"),
     ("link-width", State.WARNING, slots(replace(ONE, gpus=Unknown()), width=8), "x8 of x16"),
     ("link-speed", State.OK, cards(WELL, speed=1), "as those of idle cards are"),

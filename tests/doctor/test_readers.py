@@ -92,9 +92,14 @@ def test_the_file_of_peer_access(tmp_path: Path) -> None:
     ("line", "server"),
     [
         ("", Server()),
-        ("--tp 8 --attention-backend flashinfer", Server(tp=8, attention_backend="flashinfer")),
+        (
+            "--tp 8 --attention-backend flashinfer",
+            Server(tp=8, cards=8, attention_backend="flashinfer"),
+        ),
         ("--tensor-parallel-size=4 --nnodes 2", Server(tp=4, nodes=2)),
         ("--tp-size x --nnodes 0", Server()),
+        ("--tp 2 --base-gpu-id 4", Server(tp=2)),
+        ("--tp 2 --pp-size 2", Server(tp=2)),
         (
             "--speculative-algorithm EAGLE3 --disable-cuda-graph",
             Server(algorithm="EAGLE3", cuda_graph=False),

@@ -1,6 +1,7 @@
 """The checks: each a pure function from facts to findings."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..facts import Facts
 from ..finding import Finding
@@ -37,5 +38,17 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Every finding, in the order of ``CHECKS``."""
-    return [finding for check in CHECKS for finding in check(facts)]
+    """Every finding, in the order of ``CHECKS``; of the cards, those that the server takes."""
+    seen = _taken(facts)
+    return [finding for check in CHECKS for finding in check(seen)]
+
+
+def _taken(facts: Facts) -> Facts:
+    count = facts.server.cards
+    if count is None or len(facts.cards) <= count:
+        return facts
+    taken = facts.with_cards(facts.cards[:count])
+    if not isinstance(facts.copies, tuple):
+        return taken
+    inside = tuple(copy for copy in facts.copies if max(copy.source, copy.target) < count)
+    return replace(taken, copies=inside)
