@@ -26,6 +26,7 @@ class Protocol:
     concurrency: int = 1  # requests at once
     temperature: float = 0.0
     stream: bool = True
+    ignore_eos: bool = True  # every request gives `tokens` tokens
     api: str = "native"  # native: /generate; openai: /v1/completions; chat: /v1/chat/completions
     prompts: str = "built in"  # where they came from; "random ids" where there is no tokenizer
 
