@@ -20,7 +20,12 @@ from .patchset.series import load_series
 from .patchset.tree import Tree, open_tree
 
 #: Commands that stand beside what they use; each is imported when it is asked for.
-_ELSEWHERE = {"env": "worker_env:environment"}
+_ELSEWHERE = {
+    "bench": "measure.command:command",
+    "breakeven": "measure.breakeven:command",
+    "env": "worker_env:environment",
+    "report": "measure.report:command",
+}
 
 
 class _Commands(click.Group):
