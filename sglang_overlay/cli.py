@@ -22,7 +22,7 @@ from .patchset.tree import Tree, open_tree
 #: Commands that stand beside what they use; each is imported when it is asked for.
 _ELSEWHERE = {
     "bench": "measure.command:command",
-    "breakeven": "measure.breakeven:command",
+    "breakeven": "measure.breakeven_command:command",
     "env": "worker_env:environment",
     "report": "measure.report:command",
 }

@@ -79,9 +79,7 @@ _DEFAULT = bench.CAMPAIGN
 )
 @STORE
 @options("json")
-@click.pass_context
 def command(
-    ctx: click.Context,
     url: str | None,
     name: str,
     runs: int,
@@ -99,7 +97,7 @@ def command(
     **how: Any,
 ) -> int:
     """Measure a running server: 2 warm-up runs, 5 counted of 2048 new tokens, one at a time."""
-    if ctx.invoked_subcommand:
+    if click.get_current_context().invoked_subcommand:
         return 0
     if url is None:
         raise Usage("which server?", "bench --url http://HOST:PORT")
@@ -180,7 +178,7 @@ def _compared(found: Comparison) -> dict[str, Any]:
     if found.accept_fell and found.accept:
         problems.append(
             f"the accept length of {found.b.name} is {found.accept.value:.3f} of that of "
-            f"{found.a.name}: drafts that were right are so no more; suspect wrong numbers, not noise"
+            f"{found.a.name}: drafts that were right are so no more; suspect wrong numbers"
         )
     return {
         "command": "bench compare",
