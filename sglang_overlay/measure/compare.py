@@ -7,7 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 from ..patchset.errors import Usage
-from .runs import Session
+from .runs import Protocol, Session
 
 _RESAMPLES = 10_000
 _ENOUGH = 5  # counted runs: with 3 of them, the interval misses 1 in 10 to 30 % of equal sessions
@@ -60,13 +60,18 @@ class Comparison:
         return 1 - self.accept.value > 1 / cycles
 
 
+def alike(protocol: Protocol) -> tuple[Any, ...]:
+    """What has to be the same in two sessions that are compared."""
+    return tuple(getattr(protocol, name) for name in _LIKE)
+
+
 def compare(a: Session, b: Session) -> Comparison:
     """Hold ``b`` against ``a``. Raises ``Usage`` where they did not do the same."""
     for one in (a, b):
         if not one.counted:
             raise Usage(f"{one.name} ({one.key}) has no counted run: {one.failure or 'killed'}")
-    for name in _LIKE:
-        left, right = getattr(a.protocol, name), getattr(b.protocol, name)
+    pairs = zip(_LIKE, alike(a.protocol), alike(b.protocol), strict=True)
+    for name, left, right in pairs:
         if left != right:
             raise Usage(
                 f"{a.name} and {b.name} were measured differently: {name} {left} and {right}",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _INK = "#010203"  # stands for the page's text colour until the SVG is written
 #: Told apart on light and dark, and by people who see fewer colours (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sglang-overlay",
     "font.family": "sans-serif",
@@ -34,11 +34,16 @@ def breakeven(case: Case, chains: Sequence[Case]) -> "Figure":
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots(1, 2 if chains else 1, squeeze=False)[0]
-        _line(axes[0], case)
+        _line(axes[0], {f"{case.speedup:.2f}x": case})
         if chains:
             _by_steps(axes[1], case, chains)
 
     return _figure((8, 3.4) if chains else (5, 3.4), draw)
+
+
+def positions(cases: Mapping[str, Case]) -> "Figure":
+    """Where each case stands against the break-even cycle; all have one baseline."""
+    return _figure((8, 3.6), lambda figure: _line(figure.subplots(), cases))
 
 
 def rates(names: Sequence[str], values: Sequence[Sequence[float]]) -> "Figure":
@@ -104,21 +109,19 @@ def write(figure: "Figure", file: Path) -> None:
         raise Usage(f"{file}: {error}", "--plot FILE.svg") from error
 
 
-def _line(axes: Any, case: Case) -> None:
-    longest = max(4.0, case.acceptance.length + 1)
+def _line(axes: Any, cases: Mapping[str, Case]) -> None:
+    decode = next(iter(cases.values())).decode_ms
+    longest = max(4.0, *(case.acceptance.length + 1 for case in cases.values()))
     lengths = [1.0, longest]
-    even = [length * case.decode_ms for length in lengths]
-    top = max(even[-1], case.cycle_ms) * 1.1
+    even = [length * decode for length in lengths]
+    top = max(even[-1], *(case.cycle_ms for case in cases.values())) * 1.1
     axes.fill_between(lengths, even, top, color=COLOURS[5], alpha=0.15, linewidth=0)
     axes.fill_between(lengths, 0, even, color=COLOURS[2], alpha=0.15, linewidth=0)
     axes.plot(lengths, even, color=_INK, linewidth=1)
-    axes.plot([case.acceptance.length], [case.cycle_ms], "o", color=COLOURS[0])
-    axes.annotate(
-        f"{case.speedup:.2f}x",
-        (case.acceptance.length, case.cycle_ms),
-        xytext=(6, 6),
-        textcoords="offset points",
-    )
+    for name, case in cases.items():
+        place = (case.acceptance.length, case.cycle_ms)
+        axes.plot(*place, "o", color=COLOURS[0])
+        axes.annotate(name, place, xytext=(6, 6), textcoords="offset points", parse_math=False)
     axes.text(1.05, top * 0.93, "speculation loses", va="top")
     axes.text(longest, top * 0.04, "speculation wins", ha="right")
     axes.set(xlim=(1, longest), ylim=(0, top), xlabel="accept length", ylabel="ms a cycle")
