@@ -21,7 +21,7 @@ from .breakeven import (
     targets,
 )
 from .command import STORE
-from .runs import Session, open_store
+from .runs import Breakdown, Session, open_store
 
 _ALLREDUCES_US = (200.0, 100.0, 50.0, 20.0, 10.0, 5.0)
 _MS = click.FloatRange(0, min_open=True)
@@ -160,11 +160,20 @@ def _speculative(session: Session) -> dict[str, Any]:
         counts = [sum(h[n] for h in histograms if n < len(h)) for n in range(size)]
         found["acceptance"] = Acceptance(length, from_histogram(counts).rates)
     if session.breakdown:
-        found |= {f"{name}_ms": ms for name, ms in session.breakdown.phases.items()}
-        found["allreduce_ms"] = session.breakdown.verify.get("all-reduce")
-        if session.breakdown.allreduces:
-            found["allreduces"] = round(session.breakdown.allreduces)
+        found |= _split(session.breakdown, cycle)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _split(breakdown: Breakdown, cycle: float) -> dict[str, Any]:
+    # A profiler slows what it looks at: its shares hold, its milliseconds do not.
+    whole = sum(breakdown.phases.values())
+    scale = cycle / whole if whole else 0.0
+    found: dict[str, Any] = {f"{k}_ms": v * scale for k, v in breakdown.phases.items()}
+    if "all-reduce" in breakdown.verify:
+        found["allreduce_ms"] = breakdown.verify["all-reduce"] * scale
+    if breakdown.allreduces:
+        found["allreduces"] = round(breakdown.allreduces)
+    return found
 
 
 def _case(given: Mapping[str, Any]) -> Case:

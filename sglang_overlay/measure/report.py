@@ -27,14 +27,15 @@ class Row:
     session: Session
     comparison: Comparison | None  # None for the baseline
     predicted: float | None  # break-even's speedup; None without speculation or baseline
+    below: str  # the session with the same drafter that its accept length is below, beyond noise
     warnings: list[str]
 
     @property
     def verdict(self) -> str:
         """What the page says of it in two words."""
-        if self.comparison is None:
-            return "baseline"
-        return "accept length fell" if self.comparison.accept_fell else self.comparison.verdict
+        if self.below:
+            return "accept length fell"
+        return self.comparison.verdict if self.comparison else "baseline"
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,26 @@ def _group(members: list[Session], wanted: str | None) -> Group:
         if case:
             cases[_label(one, members)] = case
         comparison = None if one is baseline else compare(baseline, one)
-        rows.append(Row(one, comparison, case.speedup if case else None, bench.warnings(one)))
+        notes = bench.warnings(one)
+        if below := _below(one, members):
+            notes.append(
+                f"accept length below that of {below}, beyond noise: suspect wrong numbers"
+            )
+        rows.append(Row(one, comparison, case.speedup if case else None, below, notes))
     return Group(baseline, rows, cases)
+
+
+def _below(session: Session, members: Sequence[Session]) -> str:
+    """The first session with the same drafter, if the accept length fell below its own."""
+    first = next(one for one in members if _drafter(one) == _drafter(session))
+    return _label(first, members) if compare(first, session).accept_fell else ""
+
+
+def _drafter(session: Session) -> tuple[Any, ...]:
+    arguments = session.context.get("arguments", {})
+    names = ("draft_model_path", "num_steps", "eagle_topk", "num_draft_tokens", "token_map")
+    found = tuple(arguments.get(f"speculative_{name}") for name in names)
+    return (session.median("accept_length") is not None, *found)
 
 
 def _case(session: Session, baseline: Session) -> Case | None:
