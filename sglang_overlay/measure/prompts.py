@@ -60,8 +60,9 @@ def read(file: Path) -> list[Prompt]:
             values = [line for line in text.splitlines() if line.strip()]
     except ValueError as error:
         raise Usage(f"{file}: no JSON: {error}") from error
+    values = values if isinstance(values, list) else []
     found = [prompt for value in values if (prompt := _prompt(value))]
-    if not isinstance(values, list) or not found:
+    if not found:
         raise Usage(f"{file}: no prompt in it", "one text a line, or ShareGPT-style JSON")
     return found
 

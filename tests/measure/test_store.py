@@ -97,7 +97,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_what_was_stored_and_says_so(tmp_path: Path) -> None:
     """The system refuses to let any file of the child grow past a size."""
-    file, room = tmp_path / "b.sqlite", 40_000
+    file, room = tmp_path / "b.sqlite", 22_000
     code = (
         "import resource, sys\n"
         "from sglang_overlay.cli import main\n"
@@ -117,7 +117,7 @@ def test_a_full_disk_keeps_what_was_stored_and_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     with open_store(file) as store:
         (session,) = store.load()
-    assert len(session.counted) > 50
+    assert len(session.counted) > 5
 
 
 def test_list_and_compare_name_a_store_that_is_not_there(
