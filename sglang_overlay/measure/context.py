@@ -120,7 +120,7 @@ def _gpu(nvml: Any, gpu: Any) -> dict[str, Any]:
         "power_limit_w": power and power / 1e3,
         "pcie_generation": _ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
         "pcie_width": _ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
-        "throttled": _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu),
+        "held_back": _ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, gpu),  # NVML's bit mask
     }
 
 

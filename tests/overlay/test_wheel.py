@@ -42,6 +42,7 @@ def test_the_wheel_holds_exactly_the_package_the_patches_and_the_patched_modules
         metadata = Parser().parsestr(archive.read(f"{INFO}/METADATA").decode())
     assert metadata["Version"] == f"{__version__}+sglang.{PIN.version}"
     assert f"sglang=={PIN.version}" in (metadata.get_all("Requires-Dist") or [])
+    assert metadata.get_all("Provides-Extra") == ["report"]
 
 
 def test_two_builds_are_byte_identical(wheel: Path, tmp_path: Path) -> None:
