@@ -12,10 +12,14 @@ from ..patchset.errors import Usage
 Prompt = str | list[int]
 
 _TASKS = (
-    "Explain {} to a reader who has never heard of it, step by step, and give two examples.",
-    "Write a short story in which {} plays the main part and an old teacher learns of it.",
-    "Compare {} with the way the same was done a hundred years ago, in a few paragraphs.",
-    "List the mistakes that beginners make with {}, and say for each how to avoid it.",
+    "Explain {} to a reader who has never heard of it, step by step, "
+    "and give two examples from daily life.",
+    "Write a short story in which {} plays the main part "
+    "and an old teacher learns something new about it.",
+    "Compare {} with the way the same was done a hundred years ago, "
+    "in a few short and plain paragraphs.",
+    "List the mistakes that beginners make with {}, "
+    "and say for each of them, in short, how to avoid it.",
 )
 _SUBJECTS = (
     "the cooling of a large building in summer",
@@ -30,7 +34,7 @@ _SUBJECTS = (
 
 
 def built_in() -> list[Prompt]:
-    """32 English texts of 19 to 24 words: 26 to 34 tokens or so, by the model's tokenizer."""
+    """32 different English texts: 26 to 32 tokens each in OpenAI's cl100k and o200k."""
     return [task.format(subject) for subject in _SUBJECTS for task in _TASKS]
 
 

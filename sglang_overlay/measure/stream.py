@@ -194,8 +194,10 @@ def _event(client: "httpx.Client", path: str, line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise _cut(client, path, 0, f"no JSON: {line[:60]!r}") from error
     if isinstance(event, dict) and (failure := event.get("error")):
-        text = failure.get("message") if isinstance(failure, dict) else failure
-        raise EnvironmentFailure(f"{client.base_url.copy_with(path=path)}: {text}", "read its log")
+        told = failure if isinstance(failure, dict) else {"message": failure}
+        code = told.get("code")
+        status = code if isinstance(code, int) else 500
+        raise refusal(client, path, status, str(told.get("message")))
     return event if isinstance(event, dict) else {}
 
 

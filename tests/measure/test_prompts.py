@@ -57,7 +57,7 @@ def test_a_file_without_prompts_is_one_message(
 def test_built_in_prompts_are_short_and_all_different() -> None:
     texts = prompts.built_in()
     assert len(set(map(str, texts))) == 32  # enough for 32 at once
-    assert all(20 <= len(str(text).split()) <= 26 for text in texts)
+    assert all(23 <= len(str(text).split()) <= 28 for text in texts)
 
 
 def test_random_ids_are_the_same_each_time_and_in_every_vocabulary() -> None:
