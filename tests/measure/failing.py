@@ -22,6 +22,7 @@ class Server(ThreadingHTTPServer):
         self.plan = list(plan)
         self.events = events
         self.bodies: list[dict[str, Any]] = []
+        self.pages: dict[str, Any] = {"/server_info": INFO}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -32,10 +33,11 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        status = 200 if self.path == "/server_info" else 404
+        page = self.server.pages.get(self.path)
+        status = 404 if page is None else 200
         if self.server.plan and self.server.plan[0] == "locked":
             status = 401
-        self._send(status, json.dumps(INFO).encode())
+        self._send(status, json.dumps(page).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -44,7 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
         if what.isdigit():
             self._send(int(what), b'{"error": {"message": "no memory left"}}')
             return
-        events = self.server.events(body["sampling_params"]["max_new_tokens"])
+        tokens = body["sampling_params"]["max_new_tokens"] if self.path == "/generate" else 0
+        events = self.server.events(tokens or body["max_tokens"])
         lines = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode() for event in events]
         if what == "error":
             lines[1:] = [b'data: {"error": {"message": "out of memory"}}\n\n']

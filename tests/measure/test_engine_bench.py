@@ -1,7 +1,9 @@
 """The real engine on the CPU, measured."""
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,8 @@ from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.measure import bench, prompts
 from sglang_overlay.measure.runs import Protocol, open_store
+
+from .failing import event, serving
 
 
 @pytest.mark.parametrize("api", ["native", "openai", "chat"])
@@ -56,6 +60,60 @@ def test_many_at_once_go_through_sglangs_own_benchmark(server: str, tmp_path: Pa
     assert run.ttft_ms and run.itl_p50_ms and run.itl_p99_ms
     assert run.ttft_ms < run.seconds * 1e3
     assert run.cycle_ms is None
+
+
+_METADATA = """
+import json, types
+from sglang.srt.entrypoints.openai.utils import spec_tokens_details_from_meta_info
+from sglang.srt.managers import tokenizer_manager as manager
+manager.get_spec = lambda: types.SimpleNamespace(speculative_num_draft_tokens=3)
+sent = types.SimpleNamespace(
+    spec_verify_ct=[4], spec_num_correct_drafts=[4], completion_tokens=[9],
+    spec_correct_drafts_histogram=[[1, 2, 1]],
+)
+meta = {}
+manager.TokenizerManager._calculate_spec_decoding_metrics(None, meta, sent, 0)
+print(json.dumps([meta, spec_tokens_details_from_meta_info(meta).model_dump()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def metadata() -> list[dict[str, Any]]:
+    """What SGLang says of a request of 9 tokens in 4 cycles: natively, and OpenAI-compatible.
+
+    Its own code says it; EAGLE itself needs kernels that do not run without a GPU.
+    """
+    done = subprocess.run(
+        [sglang_python(), "-W", "ignore", "-c", _METADATA],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("api", ["native", "openai"])
+def test_acceptance_is_read_from_sglangs_own_metadata(
+    api: str, metadata: list[dict[str, Any]]
+) -> None:
+    def native(tokens: int) -> list[dict[str, Any]]:
+        return [event(1, tokens), event(tokens, tokens, **metadata[0])]
+
+    def openai(tokens: int) -> list[dict[str, Any]]:
+        def chunk(done: int, finish: str | None) -> dict[str, Any]:
+            choice = {"text": "a", "finish_reason": finish}
+            usage = {"prompt_tokens": 30, "completion_tokens": done}
+            return {"choices": [choice], "usage": usage}
+
+        details = {"choices": [], "sglext": {"spec_tokens_details": metadata[1]}}
+        return [chunk(1, None), chunk(tokens, "length"), details]
+
+    with serving(events=native if api == "native" else openai) as (url, _):
+        session = bench.run(url, Protocol(warmup=0, runs=1, tokens=9, api=api))
+    run = session.runs[0]
+    assert (run.verify_cycles, run.accept_length, run.histogram) == (4, 2.25, (1, 2, 1))
+    assert (run.tokens, run.prompt_tokens, run.finish) == (9, 30, "length")
 
 
 def test_many_at_once_need_a_python_with_sglang(

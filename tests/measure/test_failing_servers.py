@@ -9,6 +9,7 @@ import pytest
 from sglang_overlay.cli import main
 from sglang_overlay.measure import bench
 from sglang_overlay.measure.runs import Protocol, open_store
+from sglang_overlay.measure.stream import Chunk, intervals
 
 from .failing import event, serving
 
@@ -111,19 +112,45 @@ def test_what_is_asked_for_is_what_is_sent(tmp_path: Path) -> None:
     assert len({str(body["input_ids"]) for body in server.bodies[1:]}) == 3
 
 
-def test_tokens_that_come_together_share_their_interval_and_cycles_are_the_servers() -> None:
+def test_tokens_that_come_together_share_their_interval() -> None:
+    chunks = [Chunk(10, 1), Chunk(40, 4), Chunk(50, 6), Chunk(57, 7)]
+    assert intervals(chunks) == [10, 10, 10, 5, 5, 7]
+    assert intervals(chunks[:1]) == []
+
+
+def test_cycles_are_the_servers_and_a_chunk_without_a_new_token_is_none() -> None:
     def bursts(tokens: int) -> list[dict[str, Any]]:
-        counts = [1, 4, 6, 6, 9]  # a chunk without a new token is no interval
-        more = {
-            "spec_verify_ct": 4,
-            "spec_accept_length": 2.25,
-            "spec_correct_drafts_histogram": [1, 2, 1],
-        }
-        return [event(n, tokens, **more) for n in counts]
+        return [event(n, tokens, spec_verify_ct=4) for n in (1, 4, 6, 6, 9)]
 
     with serving(events=bursts) as (url, _):
         session = bench.run(url, Protocol(warmup=0, runs=1, tokens=9))
     run = session.runs[0]
-    assert (run.verify_cycles, run.accept_length, run.histogram) == (4, 2.25, (1, 2, 1))
+    assert (run.tokens, run.verify_cycles, run.prompt_tokens) == (9, 4, 30)
     assert run.ttft_ms is not None
     assert run.cycle_ms == pytest.approx((run.seconds * 1e3 - run.ttft_ms) / 4)
+
+
+def test_a_stream_that_counts_at_its_end_alone_has_no_times_within() -> None:
+    with serving(events=lambda tokens: [event(tokens, tokens)]) as (url, _):
+        session = bench.run(url, Protocol(warmup=0, runs=1, tokens=9))
+    run = session.runs[0]
+    assert run.tokens == 9 and run.ttft_ms is run.itl_p50_ms is run.cycle_ms is None
+
+
+def test_progress_tells_each_run_from_its_start_to_its_end() -> None:
+    told: list[tuple[str, int, int]] = []
+    with serving() as (url, _):
+        protocol = Protocol(warmup=1, runs=2, tokens=6)
+        bench.run(url, protocol, progress=lambda *step: told.append(step))
+    for name in ("warm-up 1", "run 1", "run 2"):
+        steps = [step for step in told if step[0] == name]
+        assert steps[0] == (name, 0, 6) and steps[-1] == (name, 6, 6)
+
+
+def test_what_answers_but_is_no_sglang_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving() as (url, server):
+        server.pages["/server_info"] = {"name": "another server"}
+        assert _bench(url, tmp_path / "b.sqlite") == 2
+    assert "not an SGLang server's answer" in capsys.readouterr().err
