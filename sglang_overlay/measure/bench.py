@@ -39,7 +39,7 @@ def run(
     """Measure the server at ``url`` by ``protocol``.
 
     ``prompts`` are used in turn, each run the next; without any the built-in texts, or
-    random token ids where the server has no tokenizer. ``name`` is the server's model name if
+    random token ids where ``protocol.prompts`` says so or the server has no tokenizer. ``name`` is the server's model name if
     not given. ``python`` is the one that has SGLang, for more than one request at once. ``log`` and
     ``tree`` are the server's log and source, to learn its patches. Every run goes into ``store``
     as soon as it is over.
@@ -50,11 +50,8 @@ def run(
     """
     with stream.connect(url, key) as client:
         known = context.look(client, log, tree)
-        if not prompts:
-            count = max(protocol.runs, protocol.warmup)
-            prompts = texts.built_in() if known["tokenizer"] else texts.random_ids(count)
-        if not isinstance(prompts[0], str):
-            protocol = replace(protocol, prompts="token ids")
+        prompts, source = _choose(prompts, protocol.prompts, known["tokenizer"])
+        protocol = replace(protocol, prompts=source)
         if protocol.concurrency > 1:
             load.check(python, protocol, prompts)
         session = Session(
@@ -66,10 +63,10 @@ def run(
             context=known,
         )
         session = store.begin(session) if store else session
-        source = _Source(client, protocol, prompts, known["model"], key, python, progress)
+        server = _Server(client, protocol, prompts, known["model"], key, python, progress)
         for number, warmup in _plan(protocol):
             try:
-                one = source.measure(number, warmup)
+                one = server.measure(number, warmup)
             except PatchsetError as error:
                 if store:
                     store.fail(session.key, error.message)
@@ -83,8 +80,8 @@ def run(
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Where runs come from: the server, and what every request to it shares."""
+class _Server:
+    """The server, and what every request to it shares."""
 
     client: "httpx.Client"
     protocol: Protocol
@@ -113,6 +110,18 @@ class _Source:
             run = stream.ask(*request, number, warmup, tell)
         tell(total)
         return run
+
+
+def _choose(
+    prompts: Sequence[Prompt], source: str, tokenizer: bool
+) -> tuple[Sequence[Prompt], str]:
+    """The prompts, and what to call them: the same name means the same prompts."""
+    if prompts:
+        name = "given" if source == texts.BUILT_IN else source
+        return prompts, f"{name} {texts.digest(prompts)}"
+    if source == texts.RANDOM_IDS or not tokenizer:
+        return texts.random_ids(), texts.RANDOM_IDS
+    return texts.built_in(), texts.BUILT_IN
 
 
 def _plan(protocol: Protocol) -> list[tuple[int, bool]]:

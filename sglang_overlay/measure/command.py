@@ -10,7 +10,8 @@ import click
 from .. import show
 from ..options import options
 from ..patchset.errors import EnvironmentFailure, Usage
-from . import bench, prompts
+from . import bench
+from . import prompts as texts
 from .compare import Comparison, compare
 from .runs import Protocol, Session, open_store
 
@@ -112,9 +113,9 @@ def command(
         stream=not no_stream,
         ignore_eos=not stop_at_eos,
         api=api,
-        prompts=file.name if file else Protocol.prompts,
+        prompts=file.name if file else texts.RANDOM_IDS if input_ids else texts.BUILT_IN,
     )
-    chosen = prompts.read(file) if file else prompts.random_ids(32) if input_ids else []
+    chosen = texts.read(file) if file else []
     with open_store(store) as kept, show.progress() as progress:
         session = bench.run(
             url, protocol, name=name, prompts=chosen, store=kept, progress=progress, **how

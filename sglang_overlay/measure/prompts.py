@@ -1,8 +1,9 @@
 """Prompts: built in, from a file, or random token ids."""
 
+import hashlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..patchset.errors import Usage
 
 #: A text, or token ids for a server without a tokenizer.
 Prompt = str | list[int]
+BUILT_IN, RANDOM_IDS = "built in", "random ids"
 
 _TASKS = (
     "Explain {} to a reader who has never heard of it, step by step, "
@@ -38,7 +40,7 @@ def built_in() -> list[Prompt]:
     return [task.format(subject) for subject in _SUBJECTS for task in _TASKS]
 
 
-def random_ids(count: int, length: int = 30, seed: int = 0) -> list[Prompt]:
+def random_ids(count: int = 32, length: int = 30, seed: int = 0) -> list[Prompt]:
     """``count`` prompts of ``length`` token ids below 100, which every vocabulary has."""
     numbers = random.Random(seed)
     return [[numbers.randrange(3, 100) for _ in range(length)] for _ in range(count)]
@@ -69,6 +71,11 @@ def read(file: Path) -> list[Prompt]:
     if not found:
         raise Usage(f"{file}: no prompt in it", "one text a line, or ShareGPT-style JSON")
     return found
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Eight hex digits that tell these prompts from others."""
+    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:8]
 
 
 def _prompt(value: Any) -> Prompt | None:

@@ -28,7 +28,7 @@ class Protocol:
     stream: bool = True
     ignore_eos: bool = True  # every request gives `tokens` tokens
     api: str = "native"  # native: /generate; openai: /v1/completions; chat: /v1/chat/completions
-    prompts: str = "built in"  # where they came from; "random ids" where there is no tokenizer
+    prompts: str = "built in"  # which ones; "random ids" where there is no tokenizer
 
 
 @dataclass(frozen=True)

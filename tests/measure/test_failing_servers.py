@@ -11,7 +11,7 @@ from sglang_overlay.measure import bench
 from sglang_overlay.measure.runs import Protocol, open_store
 from sglang_overlay.measure.stream import Chunk, intervals
 
-from .failing import event, serving
+from .failing import INFO, event, serving
 
 _FEW = ["--runs", "3", "--warmup", "1", "--tokens", "6"]
 
@@ -110,6 +110,21 @@ def test_what_is_asked_for_is_what_is_sent(tmp_path: Path) -> None:
         assert asked == {"max_new_tokens": 6, "temperature": 0.5, "ignore_eos": False}
         assert body["stream"] and len(body["input_ids"]) == 30
     assert len({str(body["input_ids"]) for body in server.bodies[1:]}) == 3
+
+
+def test_sessions_say_which_prompts_they_had_so_that_others_are_not_compared() -> None:
+    protocol = Protocol(warmup=0, runs=1, tokens=2)
+    with serving() as (url, server):
+        first, again, other = (
+            bench.run(url, protocol, prompts=texts).protocol.prompts
+            for texts in (["one", "two"], ["one", "two"], ["one", "three"])
+        )
+        assert first == again != other
+        assert bench.run(url, protocol).protocol.prompts == "built in"
+        assert isinstance(server.bodies[-1]["text"], str)
+        server.pages["/server_info"] = {**INFO, "skip_tokenizer_init": True}
+        assert bench.run(url, protocol).protocol.prompts == "random ids"
+        assert len(server.bodies[-1]["input_ids"]) == 30
 
 
 def test_tokens_that_come_together_share_their_interval() -> None:
