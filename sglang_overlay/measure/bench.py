@@ -39,10 +39,10 @@ def run(
     """Measure the server at ``url`` by ``protocol``.
 
     ``prompts`` are used in turn, each run the next; without any the built-in texts, or
-    random token ids where ``protocol.prompts`` says so or the server has no tokenizer. ``name`` is the server's model name if
-    not given. ``python`` is the one that has SGLang, for more than one request at once. ``log`` and
-    ``tree`` are the server's log and source, to learn its patches. Every run goes into ``store``
-    as soon as it is over.
+    random token ids where ``protocol.prompts`` says so or the server has no tokenizer.
+    ``name`` is the server's model name if not given. ``python`` is the one that has SGLang, for
+    more than one request at once. ``log`` and ``tree`` are the server's log and source, to
+    learn its patches. Every run goes into ``store`` as soon as it is over.
 
     A server that fails on the way does not raise: the session holds the runs so far and
     says why it ended. Raises ``Usage`` (no such server, key wanted, request refused) and
