@@ -132,8 +132,9 @@ def _plan(protocol: Protocol) -> list[tuple[int, bool]]:
 def warnings(session: Session) -> list[str]:
     """What makes the figures of ``session`` doubtful, in plain words."""
     found = []
-    if session.failure:
-        found.append(f"ended early: {session.failure}")
+    missing = session.protocol.runs - len(session.counted)
+    if missing > 0:
+        found.append(f"{missing} of {session.protocol.runs} runs are missing")
     if session.spread > _DIFFER:
         found.append(f"runs differ by {session.spread:.0%} of their median: not a quiet machine")
     wanted = session.protocol.tokens * session.protocol.concurrency

@@ -121,12 +121,11 @@ def command(
             url, protocol, name=name, prompts=chosen, store=kept, progress=progress, **how
         )
     show.emit(described(session), as_json, session_table)
-    if session.failure:
-        done = len(session.counted)
-        raise EnvironmentFailure(
-            f"{session.failure} ({done} of {runs} runs counted, kept as {session.key} in {store})"
-        )
-    return 0
+    if not session.failure:
+        return 0
+    kept_as = f"{len(session.counted)} of {runs} runs counted, kept as {session.key} in {store}"
+    print(f"error: {session.failure} ({kept_as})", file=sys.stderr)
+    return EnvironmentFailure.exit_code
 
 
 @command.command("list")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_overlay.cli import main
-from sglang_overlay.measure.compare import compare
+from sglang_overlay.measure.compare import _student, compare
 from sglang_overlay.measure.runs import Protocol, open_store
 from sglang_overlay.patchset.errors import Usage
 
@@ -40,6 +40,11 @@ def test_a_difference_is_a_win_only_beyond_the_noise(
     if found.speed:
         assert found.speed.low <= found.speed.value <= found.speed.high
         assert found.speed.value == pytest.approx(np.mean(b) / np.mean(a))
+
+
+@pytest.mark.parametrize(("freedom", "table"), [(4, 2.776), (8, 2.306), (18, 2.101), (98, 1.984)])
+def test_students_t_is_that_of_the_tables(freedom: int, table: float) -> None:
+    assert _student(0.975, freedom) == pytest.approx(table, rel=0.003)
 
 
 def test_equal_sessions_are_called_different_about_once_in_twenty() -> None:

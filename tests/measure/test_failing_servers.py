@@ -42,8 +42,9 @@ def test_a_server_that_fails_in_mid_run_leaves_the_runs_before(
         (session,) = kept.load()
     assert [run.number for run in session.counted] == [1, 2]
     assert message in session.failure
-    # Two JSON values: the session, then the error.
-    assert json.JSONDecoder().raw_decode(said.out)[0]["median"]["tok_s"] > 0
+    printed = json.loads(said.out)
+    assert printed["median"]["tok_s"] > 0 and message in printed["failure"]
+    assert "1 of 3 runs are missing" in printed["warnings"]
 
 
 @pytest.mark.parametrize(
