@@ -134,7 +134,8 @@ def warnings(session: Session) -> list[str]:
     found = []
     missing = session.protocol.runs - len(session.counted)
     if missing > 0:
-        found.append(f"{missing} of {session.protocol.runs} runs are missing")
+        reason = session.failure or "it was stopped"
+        found.append(f"{missing} of {session.protocol.runs} runs are missing: {reason}")
     if session.spread > _DIFFER:
         found.append(f"runs differ by {session.spread:.0%} of their median: not a quiet machine")
     wanted = session.protocol.tokens * session.protocol.concurrency
