@@ -24,7 +24,9 @@ _ELSEWHERE = {
     "bench": "measure.command:command",
     "breakeven": "measure.breakeven_command:command",
     "env": "worker_env:environment",
+    "profile": "measure.profile:profile",
     "report": "measure.report:command",
+    "sweep": "measure.sweep:sweep",
 }
 
 

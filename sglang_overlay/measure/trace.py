@@ -93,6 +93,17 @@ def read(path: Path, progress: Progress = lambda what, done, total: None) -> lis
     return [event for event in events if event.get("ph") == "X"]
 
 
+def is_whole(path: Path) -> bool:
+    """Whether the gzipped file ``path`` is there to its last byte."""
+    try:
+        with gzip.open(path) as stream:
+            while stream.read(1 << 22):
+                pass
+    except (OSError, EOFError, zlib.error):
+        return False
+    return True
+
+
 def cycles(events: Iterable[dict[str, Any]]) -> list[Cycle]:
     """The cycles in ``events`` that another batch follows, in order.
 
