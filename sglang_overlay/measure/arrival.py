@@ -106,9 +106,7 @@ def _variables(report: dict[str, Any], env: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _arguments(
-    url: str, args: Mapping[str, Value], key: str | None
-) -> tuple[list[str], list[str]]:
+def _arguments(url: str, args: Mapping[str, Value], key: str | None) -> tuple[list[str], list[str]]:
     wrong, unknown = [], []
     with stream.connect(url, key) as client:
         try:

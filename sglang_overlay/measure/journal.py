@@ -15,7 +15,7 @@ CREATE TABLE IF NOT EXISTS attempt (
     experiment TEXT NOT NULL,
     digest TEXT NOT NULL,       -- of everything that bears on its result
     ended INTEGER NOT NULL,     -- 0: under way, or killed
-    arrived TEXT NOT NULL,      -- see arrival.Arrival
+    note TEXT NOT NULL,         -- whether the settings arrived; see arrival.Arrival
     session INTEGER             -- of the results
 );
 """
@@ -29,7 +29,7 @@ class Attempt:
     experiment: str
     digest: str
     ended: bool
-    arrived: str
+    note: str
     session: int | None
 
 
@@ -46,25 +46,25 @@ class Journal:
         """Note that a server is about to be started; returns the attempt's number."""
         with self._guard(), self._base:
             added = self._base.execute(
-                "INSERT INTO attempt (sweep, experiment, digest, ended, arrived) "
+                "INSERT INTO attempt (sweep, experiment, digest, ended, note) "
                 "VALUES (?, ?, ?, 0, '')",
                 (self.sweep, experiment, digest),
             )
         return added.lastrowid or 0
 
-    def end(self, number: int, arrived: str, session: int) -> None:
+    def end(self, number: int, note: str, session: int) -> None:
         """Note that the attempt is over, and which session has its result."""
         with self._guard(), self._base:
             self._base.execute(
-                "UPDATE attempt SET ended = 1, arrived = ?, session = ? WHERE number = ?",
-                (arrived, session, number),
+                "UPDATE attempt SET ended = 1, note = ?, session = ? WHERE number = ?",
+                (note, session, number),
             )
 
     def latest(self) -> dict[str, Attempt]:
         """The last attempt at each digest that is over."""
         with self._guard():
             rows = self._base.execute(
-                "SELECT number, experiment, digest, ended, arrived, session FROM attempt "
+                "SELECT number, experiment, digest, ended, note, session FROM attempt "
                 "WHERE sweep = ? AND ended ORDER BY number",
                 (self.sweep,),
             ).fetchall()
