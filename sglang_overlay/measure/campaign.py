@@ -194,6 +194,8 @@ class Campaign:
             split, _ = profile.look(taken)
         except PatchsetError as error:
             return f"; no profile: {error.message}"
+        if not split.gpu:
+            return "; no profile: no GPU in the trace"
         self.store.explain(session.key, split.breakdown(taken.cycle_ms))
         return ""
 

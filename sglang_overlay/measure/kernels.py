@@ -24,7 +24,7 @@ _PATTERNS = tuple(
         (
             COLLECTIVE,
             (
-                r"nccl\w*(?:AllGather|ReduceScatter|Broadcast|SendRecv|AlltoAll|Reduce_)",
+                r"nccl\w*(?:AllGather|ReduceScatter|Broadcast|SendRecv|AlltoAll|Kernel_Reduce_)",
                 r"pcie_ipc.*(?:flat_|topology_4plus4|recursive_doubling|copy_engine|ce_)",
                 r"(?:all_gather|reduce_scatter|allgather|reducescatter)\w*kernel",
                 r"moeAllToAll|deep_ep::",

@@ -185,6 +185,8 @@ def profile(
             taken = Capture((trace,), 0.0)
         seen, result = look(taken, progress)
     if store and session:
+        if not seen.gpu:
+            raise Usage("no GPU in the trace, so no split to keep")
         with open_store(store) as opened:
             opened.explain(opened.find(session).key, seen.breakdown(taken.cycle_ms or None))
     show.emit(result | {"top": top}, as_json, table)

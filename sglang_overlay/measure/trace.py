@@ -84,10 +84,10 @@ def read(path: Path, progress: Progress = lambda what, done, total: None) -> lis
                 pieces.append(piece)
                 progress(f"reading {path.name}", raw.tell(), total)
         events = json.loads(b"".join(pieces))["traceEvents"]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise Usage(f"{path}: the file is cut off or damaged", "take the trace again") from error
     except OSError as error:
         raise Usage(f"{path}: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        raise Usage(f"{path}: the file is cut off", "take the trace again") from error
     except (ValueError, KeyError, TypeError) as error:
         raise Usage(f"{path}: not a trace of torch.profiler") from error
     return [event for event in events if event.get("ph") == "X"]
