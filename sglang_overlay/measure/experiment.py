@@ -122,7 +122,7 @@ class _Reader:
             port=int, ready_s=float, stop_s=float,
         )  # fmt: skip
         if not (name := top.get("name")) or not re.fullmatch(r"[\w.-]+", name):
-            raise self.wrong(("name",), "wants a name of letters, digits, '.', '-' and '_'")
+            raise self.wrong(("name",) if name else (), "wants a name of letters, digits, '.', '-' and '_'")
         if not server.get("command"):
             raise self.wrong(("server",), "wants a command")
         steps = self.take(top.get("profile", {}), ("profile",), steps=int).get("steps", 16)
@@ -231,6 +231,8 @@ class _Reader:
         return table
 
     def wrong(self, place: tuple[Any, ...], why: str) -> Usage:
+        if not place:
+            return Usage(f"{self.file}: {why}")
         path = ".".join(str(part) for part in place)
         return Usage(f"{self.file}:{self.line(place)}: {path}: {why}")
 
