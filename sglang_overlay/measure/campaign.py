@@ -19,7 +19,7 @@ from .runs import Session, Store, open_store
 from .server import Server, end_orphan, free_port
 
 STORE = "results.sqlite"
-_OUT_OF_ORDER = "the sweep was killed on the way"
+_KILLED = "the sweep was killed on the way"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Campaign:
         self.sweep, self.folder, self.store, self.journal = sweep, folder, store, journal
         self.voice = voice
         self.key: str | None = None  # the servers' admin key
-        self._patched: dict[str, bool] = {}
+        self._patched: dict[tuple[object, ...], bool] = {}
 
     def clean_up(self) -> None:
         """Stop the servers of a killed run of this sweep, and say so in its results."""
@@ -49,7 +49,7 @@ class Campaign:
         for session in self.store.load():
             whole = len(session.counted) >= session.protocol.runs
             if session.name in names and not session.failure and not whole:
-                self.store.fail(session.key, _OUT_OF_ORDER)
+                self.store.fail(session.key, _KILLED)
 
     def run(self, chosen: Sequence[Experiment], again: bool = False) -> str:
         """Measure those of ``chosen`` that are not yet; with ``again`` failed ones too.
@@ -216,11 +216,12 @@ class Campaign:
         if not experiment.env:
             return False
         command = experiment.command[0]
-        if command not in self._patched:
+        key = command, *sorted(experiment.environ.items())
+        if key not in self._patched:
             self.voice.show(f"asking {command} whether its SGLang takes --worker-env")
             environ = {**os.environ, **experiment.environ}
-            self._patched[command] = arrival.takes_worker_env(experiment.command, environ)
-        return self._patched[command]
+            self._patched[key] = arrival.takes_worker_env(experiment.command, environ)
+        return self._patched[key]
 
 
 @contextmanager

@@ -122,7 +122,9 @@ class _Reader:
             port=int, ready_s=float, stop_s=float,
         )  # fmt: skip
         if not (name := top.get("name")) or not re.fullmatch(r"[\w.-]+", name):
-            raise self.wrong(("name",) if name else (), "wants a name of letters, digits, '.', '-' and '_'")
+            raise self.wrong(
+                ("name",) if name else (), "wants a name of letters, digits, '.', '-' and '_'"
+            )
         if not server.get("command"):
             raise self.wrong(("server",), "wants a command")
         steps = self.take(top.get("profile", {}), ("profile",), steps=int).get("steps", 16)

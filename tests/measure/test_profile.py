@@ -14,6 +14,8 @@ from sglang_overlay.measure.runs import Protocol, Session, open_store
 from sglang_overlay.measure.split import Split, split
 from sglang_overlay.measure.trace import cycles, read
 
+from .failing import plain, serving
+
 # One H200, SGLang 0.5.23 stock, DeepSeek-V3-like model with MTP, Triton attention, TP 1. Of the
 # whole trace: the spans of SGLang, the GPU's events and the calls that launched them.
 H200 = Path(__file__).with_name("data") / "h200-dsv3-triton.trace.json.gz"
@@ -291,3 +293,42 @@ def test_a_profile_of_nothing(
 ) -> None:
     assert main(["profile", *args]) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "message"),
+    [
+        (["locked"], 2, "the server wants its API key"),
+        (["404"], 2, "no such endpoint"),
+        (["ok", "500", "500"], 4, "/start_profile: 500, the server failed: "),
+        (["ok", "404", "404"], 2, "/start_profile: 404, no such endpoint"),
+        (["ok", "200", "200"], 4, "no trace came to"),
+        (["error"], 4, "out of memory"),
+        (["cut"], 4, "see that the server is up"),
+    ],
+)
+def test_a_server_that_cannot_be_profiled(
+    plan: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sglang_overlay.measure.profile._PATIENCE", 0.3)
+    with serving(*plan) as (url, server):
+        assert main(["profile", "--url", url, "--out", str(tmp_path)]) == code
+    said = capsys.readouterr().err
+    assert message in said and said.count("error: ") == 1
+    started = [body for body in server.bodies if "profile_id" in body]
+    if started:  # the window is closed, whatever happened
+        assert started[0]["num_steps"] == 16 and started[0]["with_stack"] is False
+        assert server.bodies[-1] == {}
+
+
+def test_a_request_that_ends_before_the_window_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(events=lambda tokens: plain(5)) as (url, _):
+        assert main(["profile", "--url", url, "--out", str(tmp_path)]) == 4
+    assert "the request ended before 24 cycles" in capsys.readouterr().err

@@ -147,6 +147,7 @@ name = "cpu"
 [values]
 python = "python3"
 model = "model"
+source = "stock"
 [server]
 command = ["$python", "-m", "sglang.launch_server", "--port", "$port", "--model-path", "$model",
     "--device", "cpu", "--load-format", "dummy", "--skip-tokenizer-init", "--attention-backend",
@@ -162,11 +163,13 @@ steps = 6
 [[experiment]]
 name = "one"
 args = { "--max-running-requests" = 4 }
-environ = { NCCL_ALGO = "Ring" }
+env = { NCCL_ALGO = "Ring" }
 [[experiment]]
 name = "two"
 baseline = "one"
 args = { "--max-running-requests" = 8 }
+env = { NCCL_ALGO = "Ring", SOME_NAME = "of my own" }
+environ = { PYTHONPATH = "$source" }
 [[experiment]]
 name = "none"
 args = { "--no-such-flag" = 1 }
@@ -180,10 +183,29 @@ def until(true: Callable[[], object], seconds: float = 400) -> None:
         time.sleep(0.1)
 
 
-def test_a_sweep_of_real_servers_goes_on_after_kill_9(model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pinned source with the whole series; its top is one for PYTHONPATH."""
+    place = tmp_path_factory.mktemp("sweep") / "patched"
+    assert main(["fetch", str(place)]) == 0
+    assert main(["apply", "--sglang-dir", str(place)]) == 0
+    return place / "python"
+
+
+def test_a_sweep_of_real_servers_goes_on_after_kill_9(
+    model: Path, patched: Path, tmp_path: Path
+) -> None:
+    """``one`` and ``none`` run stock SGLang, ``two`` the patched one."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "sglang_overlay", *write(tmp_path, SERVER)]
-    command += ["-D", f"python={sglang_python()}", "-D", f"model={model}"]
+    command += [
+        "-D",
+        f"python={sglang_python()}",
+        "-D",
+        f"model={model}",
+        "-D",
+        f"source={patched}",
+    ]
     log = tmp_path / "said"
 
     def said() -> str:
@@ -219,8 +241,12 @@ def test_a_sweep_of_real_servers_goes_on_after_kill_9(model: Path, tmp_path: Pat
     assert sorted(rows) == ["none", "one", "two"] and result["left"] == []
     for name in ("one", "two"):
         assert rows[name]["tok_s"] > 0 and not rows[name]["failure"]
-        # The arguments arrived, by the server's own word; it has nothing to profile on a CPU.
-        assert rows[name]["note"] == "yes; no profile: no GPU in the trace"
+    # What arrived, by the servers' own word. A CPU leaves nothing to profile.
+    unpatched, nothing = "no patch worker-env-report", "no profile: no GPU in the trace"
+    assert rows["one"]["note"] == f"not checked: {unpatched}; {nothing}"
+    assert rows["two"]["note"] == f"yes; {nothing}"
+    (started,) = re.findall(r"server_args=.*", next(out.glob("003*.log")).read_text())
+    assert "'worker_env': ['NCCL_ALGO=Ring', 'SOME_NAME=of my own']" in started
     assert rows["two"]["speedup"] == pytest.approx(rows["two"]["tok_s"] / rows["one"]["tok_s"])
     assert rows["two"]["predicted"] == pytest.approx(
         rows["one"]["cycle_ms"] / rows["two"]["cycle_ms"]
