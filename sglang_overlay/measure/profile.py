@@ -1,6 +1,5 @@
 """Where a running server's cycle goes: a short window through SGLang's profiler, as a table."""
 
-import json
 import os
 import tempfile
 import time
@@ -106,14 +105,11 @@ def _generate(client: "httpx.Client", tokens: int) -> Iterator[int]:
         if answer.status_code != 200:
             text = answer.read().decode(errors="replace")
             raise stream.refusal(client, "/generate", answer.status_code, text)
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            with suppress(ValueError):  # iter_lines also breaks where a text holds U+2028
-                event = json.loads(line.removeprefix("data: "))
-                if failure := event.get("error"):
-                    raise EnvironmentFailure(f"{client.base_url}: {failure}", "read its log")
-                meta = event["meta_info"]
+        for _, line in stream.lines_of(answer):
+            if line.startswith(b"data: {"):
+                meta = stream.event_of(client, "/generate", line.removeprefix(b"data: "))[
+                    "meta_info"
+                ]
                 yield meta.get("spec_verify_ct") or meta["completion_tokens"]
 
 

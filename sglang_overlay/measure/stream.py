@@ -84,7 +84,7 @@ def ask(
             if answer.status_code != 200:
                 text = answer.read().decode(errors="replace")
                 raise refusal(client, path, answer.status_code, text)
-            for at, line in _lines(answer):
+            for at, line in lines_of(answer):
                 lines.append((at, line))
                 if protocol.stream and at - shown > _EVERY and line.startswith(b"data: {"):
                     shown = at
@@ -95,12 +95,12 @@ def ask(
             raise _cut(client, path, len(lines), str(error)) from error
         raise unreachable(client, error) from error
     if not protocol.stream:
-        events = [_event(client, path, b"".join(line for _, line in lines))]
+        events = [event_of(client, path, b"".join(line for _, line in lines))]
         return _run(events, (), (end - sent), number, warmup)
     data = [(at, line[6:]) for at, line in lines if line.startswith(b"data: ")]
     if not data or data[-1][1].strip() != b"[DONE]":
         raise _cut(client, path, len(data), "no end mark")
-    events = [_event(client, path, line) for _, line in data[:-1]]
+    events = [event_of(client, path, line) for _, line in data[:-1]]
     chunks = _chunks(zip((at for at, _ in data), events, strict=False), sent)
     seconds = (chunks[-1].ms / 1e3) if chunks else end - sent
     if len(chunks) == 1 and chunks[0].tokens > 1:  # counted at its end alone: no times to be had
@@ -177,7 +177,8 @@ def _body(protocol: Protocol, prompt: Prompt, model: str) -> dict[str, Any]:
     return body | {"messages": [{"role": "user", "content": prompt}]}
 
 
-def _lines(answer: "httpx.Response") -> Iterator[tuple[float, bytes]]:
+def lines_of(answer: "httpx.Response") -> Iterator[tuple[float, bytes]]:
+    """Each line of a streamed ``answer`` that is not empty, and when it came."""
     # httpx's own iter_lines also breaks at U+2028 and the like, which JSON holds as they are.
     rest = b""
     for block in answer.iter_bytes():
@@ -188,7 +189,8 @@ def _lines(answer: "httpx.Response") -> Iterator[tuple[float, bytes]]:
         yield perf_counter(), rest
 
 
-def _event(client: "httpx.Client", path: str, line: bytes) -> dict[str, Any]:
+def event_of(client: "httpx.Client", path: str, line: bytes) -> dict[str, Any]:
+    """The JSON object in ``line``. Raises where it is none, or says that the server failed."""
     try:
         event = json.loads(line)
     except ValueError as error:
