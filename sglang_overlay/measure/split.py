@@ -73,14 +73,14 @@ class Split:
         return next(one for one in self.passes if one.name in (VERIFY, DECODE))
 
     def breakdown(self, cycle_ms: float | None = None) -> Breakdown:
-        """What the store keeps. ``host`` is the time that the GPU waits.
+        """What the store keeps. ``host`` is all of a cycle in which the GPU runs no pass.
 
         ``cycle_ms`` is that of a cycle without the profiler, which makes ``host`` longer.
         """
         kinds = dict.fromkeys((ALL_REDUCE, ATTENTION, GEMM, REST), 0.0)
         for kind, ms in self.main.kinds.items():
             kinds[kind if kind in kinds else REST] += ms
-        phases = {one.name: one.gpu_ms for one in self.passes}
+        phases = {one.name: one.gpu_ms for one in self.passes if one.name != OTHER}
         host = max((cycle_ms or self.cycle_ms) - sum(phases.values()), 0.0)
         return Breakdown(
             cycles=self.cycles,
