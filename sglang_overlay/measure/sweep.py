@@ -3,6 +3,7 @@
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from .campaign import Campaign, Voice, campaign
 from .experiment import Experiment, Sweep, load
 from .runs import Session
 
+_EVERY = 30.0  # seconds between two lines of progress in a log
 SHIPPED = Path(__file__).with_name("sweeps")
 
 
@@ -101,12 +103,19 @@ def _chosen(
 
 @contextmanager
 def _voice() -> Iterator[Voice]:
-    """What stays goes to standard error; what goes on at the moment is shown on a terminal."""
+    """All goes to standard error. What goes on at the moment stays only where nobody looks on,
+    and there every 30 s."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     if not sys.stderr.isatty():
-        yield Voice(lambda text: print(text, file=sys.stderr, flush=True), lambda text: None)
+        last = [time.monotonic()]
+
+        def tell(text: str) -> None:
+            print(text, file=sys.stderr, flush=True)
+            last[0] = time.monotonic()
+
+        yield Voice(tell, lambda text: tell(text) if time.monotonic() - last[0] > _EVERY else None)
         return
     with console.status("") as status:
         yield Voice(
