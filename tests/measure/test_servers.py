@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -52,15 +53,21 @@ def written_pid(folder: Path) -> int:
 
 
 def test_all_that_a_server_started_is_stopped_and_nothing_else(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as bystander:
-        server = start(tmp_path, sys.executable, "-c", FAMILY)
-        pid = written_pid(tmp_path)
-        until(lambda: len(family(pid)) == 4 and "up" in (tmp_path / "log").read_text())
-        processes = family(pid)
+    bystander = subprocess.Popen(["sleep", "1000"])
+    server = start(tmp_path, sys.executable, "-c", FAMILY)
+    pid = written_pid(tmp_path)
+    until(lambda: len(family(pid)) == 4 and "up" in (tmp_path / "log").read_text())
+    processes = family(pid)
+    try:
         server.stop(0.2)
         assert gone(processes)
         assert bystander.poll() is None
+    finally:
+        for one in processes:
+            with suppress(psutil.Error):
+                one.kill()
         bystander.kill()
+        bystander.wait()
     assert not (tmp_path / "identity").exists()
 
 
