@@ -23,13 +23,15 @@ _PROBE_S = 180.0
 class Arrival:
     """What the running server says of an experiment's settings."""
 
-    wrong: tuple[str, ...]  # settings that it has differently
-    unknown: str = ""  # why some, or all, could not be checked
+    wrong: tuple[str, ...] = ()  # variables that a worker has differently
+    overridden: tuple[str, ...] = ()  # arguments of which SGLang made something else
+    unknown: tuple[str, ...] = ()  # why some, or all, could not be checked
 
     def __str__(self) -> str:
-        if self.wrong:
-            return f"no: {'; '.join(self.wrong)}"
-        return f"not checked: {self.unknown}" if self.unknown else "yes"
+        kinds = {"no": self.wrong, "overridden": self.overridden, "not checked": self.unknown}
+        return (
+            "; ".join(f"{kind}: {', '.join(told)}" for kind, told in kinds.items() if told) or "yes"
+        )
 
 
 def takes_worker_env(command: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -76,15 +78,16 @@ def check(url: str, experiment: Experiment, key: str | None = None) -> Arrival:
     by ``/server_info``.
     """
     varied = {flag: value for flag, value in experiment.args.items() if flag in experiment.settings}
-    wrong, unknown = _arguments(url, varied, key) if varied else ([], [])
+    overridden, unknown = _arguments(url, varied, key) if varied else ([], [])
+    wrong: list[str] = []
     if experiment.env:
         try:
             reports = from_server(url, key)
         except PatchsetError:
-            unknown.append("no patch worker-env-report")
+            unknown.append("variables, for want of the patch worker-env-report")
         else:
-            wrong += [text for report in reports for text in _variables(report, experiment.env)]
-    return Arrival(tuple(wrong), "; ".join(unknown))
+            wrong = [text for report in reports for text in _variables(report, experiment.env)]
+    return Arrival(tuple(wrong), tuple(overridden), tuple(unknown))
 
 
 def _variables(report: dict[str, Any], env: Mapping[str, str]) -> list[str]:
@@ -107,7 +110,8 @@ def _variables(report: dict[str, Any], env: Mapping[str, str]) -> list[str]:
 
 
 def _arguments(url: str, args: Mapping[str, Value], key: str | None) -> tuple[list[str], list[str]]:
-    wrong, unknown = [], []
+    """Of which the server made something else, and which it does not name."""
+    overridden, unknown = [], []
     with stream.connect(url, key) as client:
         try:
             info = stream.get(client, "/server_info")
@@ -116,10 +120,10 @@ def _arguments(url: str, args: Mapping[str, Value], key: str | None) -> tuple[li
     for flag, value in args.items():
         name = flag.lstrip("-").replace("-", "_")
         if name not in info:
-            unknown.append(f"{flag} is not in /server_info")
+            unknown.append(flag)
         elif value is not False and _plain(info[name]) != _plain(value):
-            wrong.append(f"{flag} is {info[name]!r}")
-    return wrong, unknown
+            overridden.append(f"{flag} is {info[name]}")
+    return overridden, unknown
 
 
 def _plain(value: Any) -> str:

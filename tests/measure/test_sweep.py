@@ -242,7 +242,8 @@ def test_a_sweep_of_real_servers_goes_on_after_kill_9(
     for name in ("one", "two"):
         assert rows[name]["tok_s"] > 0 and not rows[name]["failure"]
     # What arrived, by the servers' own word. A CPU leaves nothing to profile.
-    unpatched, nothing = "no patch worker-env-report", "no profile: no GPU in the trace"
+    unpatched = "variables, for want of the patch worker-env-report"
+    nothing = "no profile: no GPU in the trace"
     assert rows["one"]["note"] == f"not checked: {unpatched}; {nothing}"
     assert rows["two"]["note"] == f"yes; {nothing}"
     (started,) = re.findall(r"server_args=.*", next(out.glob("003*.log")).read_text())
