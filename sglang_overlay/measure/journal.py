@@ -23,12 +23,11 @@ CREATE TABLE IF NOT EXISTS attempt (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of one experiment's server."""
+    """One start of one experiment's server that is over."""
 
     number: int
     experiment: str
     digest: str
-    ended: bool
     note: str
     session: int | None
 
@@ -64,11 +63,11 @@ class Journal:
         """The last attempt at each digest that is over."""
         with self._guard():
             rows = self._base.execute(
-                "SELECT number, experiment, digest, ended, note, session FROM attempt "
+                "SELECT number, experiment, digest, note, session FROM attempt "
                 "WHERE sweep = ? AND ended ORDER BY number",
                 (self.sweep,),
             ).fetchall()
-        return {row[2]: Attempt(row[0], row[1], row[2], bool(row[3]), *row[4:]) for row in rows}
+        return {row[2]: Attempt(*row) for row in rows}
 
     def close(self) -> None:
         """Close the file."""

@@ -92,15 +92,18 @@ class Split:
 
 
 def split(cycles: Sequence[Cycle]) -> Split:
-    """The mean of ``cycles``. Raises ``Usage`` where no two of them follow each other."""
-    if not cycles:
+    """The mean of ``cycles`` but the first, in which the profiler was still starting.
+
+    Raises ``Usage`` where no two of them follow each other.
+    """
+    if len(cycles) < 2:
         raise Usage("no whole cycle in the trace: nothing was decoded in its window", _LONGER)
-    whole = [one for one, after in pairwise(cycles) if one.then(after)]
+    whole = [one for one, after in pairwise(cycles[1:]) if one.then(after)]
     if not whole:
         raise Usage("no two cycles follow each other in the trace", _LONGER)
     busy: Spent = defaultdict(float)
     gaps: Spent = defaultdict(float)
-    windows = _windows(cycles)
+    windows = _windows(cycles[1:])
     labelled = [
         (work.start, work.end, (cycle.pass_of(work.launched), work.kind))
         for cycle in cycles

@@ -107,8 +107,7 @@ def is_whole(path: Path) -> bool:
 def cycles(events: Iterable[dict[str, Any]]) -> list[Cycle]:
     """The cycles in ``events`` that another batch follows, in order.
 
-    The first is left out, since the profiler was starting. Raises ``Usage`` where no scheduler
-    of SGLang ran in the trace, or those of several.
+    Raises ``Usage`` where no scheduler of SGLang ran in the trace, or those of several.
     """
     spans: dict[str, list[Span]] = {"scheduler.run_batch": [], DRAFT: [], "draft_extend": []}
     steps: list[tuple[float, str, int]] = []
@@ -169,7 +168,7 @@ def _cut(
         launched = tuple(moment for moment in graphs if batch[0] <= moment < until)
         ordered = tuple(sorted(work[number], key=lambda one: one.start))
         found.append(Cycle(batch, until, tuple(passes), size, launched, ordered))
-    return found[1:]
+    return found
 
 
 def _passes(

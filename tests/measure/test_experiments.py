@@ -16,7 +16,7 @@ name = "few"
 model = "/models/one"
 [server]
 command = ["python3", "-m", "sglang.launch_server", "--model-path", "$model", "--port", "$port"]
-args = { "--tensor-parallel-size" = 8, "--trust-remote-code" = true }
+args = { "--tensor-parallel-size" = 8, "--node-rank" = 0, "--trust-remote-code" = true }
 env = { NCCL_DEBUG = "WARN" }
 [bench]
 runs = 3
@@ -48,7 +48,7 @@ def test_lists_become_one_experiment_for_each_combination(tmp_path: Path) -> Non
     ]
     plain, *_, last = sweep.experiments
     start = ["python3", "-m", "sglang.launch_server", "--model-path", "/m", "--port", "7"]
-    sized = ["--tensor-parallel-size", "8"]
+    sized = ["--tensor-parallel-size", "8", "--node-rank", "0"]
     assert plain.argv(7) == [*start, *sized, "--trust-remote-code"]
     assert last.argv(7) == [*start, *sized]
     assert plain.env == {"NCCL_DEBUG": "WARN"}

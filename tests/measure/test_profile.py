@@ -126,13 +126,27 @@ def test_a_pass_that_fell_back_now_and_then_is_named_so() -> None:
     assert split(cycles(events)).main.mode == "graph in 4 of 5"
 
 
-def test_a_prefill_between_cycles_is_no_part_of_one() -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_prefill_between_cycles_is_no_part_of_one(alone: bool) -> None:
     events = eagle(9)
     batch = next(e for e in events if e["name"] == "scheduler.run_batch" and e["ts"] == 4000)
-    events = [e for e in events if not 4000 <= e["ts"] < 5000]
+    if alone:
+        events = [e for e in events if not 4000 <= e["ts"] < 5000]
     events += [batch, span("step[EXTEND bs=1 toks=32]", 4200, 4300)]
     found = split(cycles(events))
     assert (found.cycles, found.cycle_ms_all) == (4, (1.0,) * 4)
+
+
+def test_what_runs_on_into_the_next_cycle_counts_there() -> None:
+    events = eagle(6)
+    for event in events:
+        if event["cat"] == "kernel" and event["name"].startswith("Memcpy"):
+            event["dur"] = 600.0  # 430 us until the next cycle begins, then 170
+    found = split(cycles(events))
+    assert sum(sum(pair) for pair in parts(found).values()) == pytest.approx(found.cycle_ms)
+    # The next draft runs meanwhile, 30 us, and has them; verify begins 20 us before the copy's end.
+    assert parts(found)["other"] == (pytest.approx(0.420 + 0.120), 0.0)
+    assert parts(found)["draft"] == (pytest.approx(0.03), 0.0)
 
 
 def test_the_passes_of_a_real_h200_trace_add_up_to_its_cycle() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
+from sglang_overlay.measure.journal import Attempt, Journal
 from sglang_overlay.measure.runs import open_store
 
 ERRORS = """\
@@ -105,9 +106,18 @@ def test_two_sweeps_in_one_folder_are_kept_apart(
     command = write(tmp_path, experiments("exit 1"))
     (tmp_path / "out").mkdir()
     with (tmp_path / "out/lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         assert main(command) == 4
     assert "another sweep is at work there" in capsys.readouterr().err
+
+
+def test_an_attempt_that_was_killed_leaves_the_result_before_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.sqlite", "few")
+    first = journal.begin("x", "digest")
+    journal.end(first, "yes", 7)
+    journal.begin("x", "digest")
+    assert journal.latest() == {"digest": Attempt(first, "x", "digest", "yes", 7)}
+    journal.close()
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
