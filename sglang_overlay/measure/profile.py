@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STEPS = 16
 _WARM = 8  # cycles before anything is timed
-_SPARE = 8  # cycles after the window, so that the profiler's stop falls into the request
+_SPARE = 100  # cycles more, since the server decodes on while it is told to start
 _PATIENCE = 120.0  # seconds for ranks that still write after the request's end
 
 
@@ -53,39 +53,44 @@ def capture(
         if "model_path" not in info:
             raise Usage(f"{url}/server_info: not an SGLang server's answer")
         width = info.get("speculative_num_draft_tokens") or 1
-        tokens = (_WARM + 2 * steps + _SPARE) * width
+        total = _WARM + 2 * steps + _SPARE
         name = f"overlay-{time.time_ns()}"
         ranks = _ranks(info)
-        request = {
-            "output_dir": str(out.absolute()),
-            "num_steps": steps,
-            "activities": ["CPU", "GPU"],
-            "with_stack": False,
-            "record_shapes": False,
-            "profile_id": name,
-        }
         pace: list[tuple[int, float]] = []
         found: list[Path] = []
-        started = False
+        started = opened = False
         try:
-            for done in _generate(client, tokens):
-                tell("decoding", min(done, tokens), tokens)
+            for done in _generate(client, total * width):
+                tell("decoding", min(done, total), total)
                 if not started and done >= _WARM:
                     pace.append((done, time.perf_counter()))
                 if not started and done >= _WARM + steps:
-                    started = True
-                    _control(client, "/start_profile", request)
+                    started = opened = True
+                    _control(client, "/start_profile", _window(out, name, steps))
             if not started:
                 raise EnvironmentFailure(f"{url}: the request ended before {_WARM + steps} cycles")
+            if not any(out.glob(f"{name}-*")):
+                _close(client)  # the request was over before the window
+            opened = False
             found = _await(out, name, ranks, tell)
         except httpx.HTTPError as error:
             raise stream.unreachable(client, error) from error
         finally:
-            if started and not found:
-                with suppress(PatchsetError, httpx.HTTPError):
-                    _control(client, "/stop_profile", {})
+            if opened:
+                _close(client)
     (first, begun), (last, ended) = pace[0], pace[-1]
     return Capture(tuple(found), round((ended - begun) * 1e3 / max(last - first, 1), 3))
+
+
+def _window(out: Path, name: str, steps: int) -> dict[str, Any]:
+    return {
+        "output_dir": str(out.absolute()),
+        "profile_id": name,
+        "num_steps": steps,
+        "activities": ["CPU", "GPU"],
+        "with_stack": False,
+        "record_shapes": False,
+    }
 
 
 def _ranks(info: dict[str, Any]) -> int:
@@ -107,9 +112,8 @@ def _generate(client: "httpx.Client", tokens: int) -> Iterator[int]:
             raise stream.refusal(client, "/generate", answer.status_code, text)
         for _, line in stream.lines_of(answer):
             if line.startswith(b"data: {"):
-                meta = stream.event_of(client, "/generate", line.removeprefix(b"data: "))[
-                    "meta_info"
-                ]
+                event = stream.event_of(client, "/generate", line.removeprefix(b"data: "))
+                meta = event["meta_info"]
                 yield meta.get("spec_verify_ct") or meta["completion_tokens"]
 
 
@@ -117,6 +121,14 @@ def _control(client: "httpx.Client", path: str, body: dict[str, Any]) -> None:
     answer = client.post(path, json=body)
     if answer.status_code != 200:
         raise stream.refusal(client, path, answer.status_code, answer.text)
+
+
+def _close(client: "httpx.Client") -> None:
+    """End the window; that there is none, or no server any more, is no failure."""
+    import httpx
+
+    with suppress(PatchsetError, httpx.HTTPError):
+        _control(client, "/stop_profile", {})
 
 
 def _complete(out: Path, name: str) -> list[Path]:
