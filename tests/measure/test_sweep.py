@@ -4,6 +4,7 @@ import fcntl
 import json
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,13 @@ def experiments(*commands: str, more: str = "") -> str:
 def write(folder: Path, text: str) -> list[str]:
     (folder / "sweep.toml").write_text(text)
     return ["sweep", str(folder / "sweep.toml"), "--out", str(folder / "out"), "--json"]
+
+
+def until(true: Callable[[], object], seconds: float = 400) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
@@ -100,6 +108,44 @@ def test_a_server_that_never_is_ready_is_given_up(
     assert row["failure"].startswith("timeout: not ready after 1 s; unknown: last lines: loading")
 
 
+# Ready at once, and gone or at fault with the first request.
+FALLS = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"model_path": "m"}')
+
+    def do_POST(self):
+        if sys.argv[1] == "falls":
+            print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
+            os._exit(1)
+        self.send_response(500)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def test_a_server_that_falls_while_it_is_measured_is_a_result_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.py").write_text(FALLS)
+    text = experiments().replace('"sh", "-c"', f'"{sys.executable}", "{tmp_path}/server.py"')
+    for what in ("falls", "fails"):
+        text += f'[[experiment]]\nname = "{what}"\nargs = {{ {what} = "$port" }}\n'
+    assert main(write(tmp_path, text)) == 0
+    failures = {row["experiment"]: row["failure"] for row in shown(capsys)[0]["results"]}
+    assert failures["falls"].startswith("out of memory: torch.OutOfMemoryError: CUDA out of memory")
+    assert "500, the server failed" in failures["fails"]
+    with open_store(tmp_path / "out/results.sqlite") as store:
+        kept = {one.name: one.failure for one in store.load()}
+    assert kept == {f"errors/{name}": failure for name, failure in failures.items()}
+
+
 def test_two_sweeps_in_one_folder_are_kept_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +155,27 @@ def test_two_sweeps_in_one_folder_are_kept_apart(
         fcntl.flock(lock, fcntl.LOCK_SH)
         assert main(command) == 4
     assert "another sweep is at work there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = write(tmp_path, experiments("exit 1", "exec sleep 1000"))
+    sweep = subprocess.Popen(
+        [sys.executable, "-m", "sglang_overlay", *command], stderr=subprocess.DEVNULL
+    )
+    identity = tmp_path / "out/002-1.identity"
+    until(lambda: identity.exists() and identity.stat().st_size)
+    server = psutil.Process(int(identity.read_text().split()[0]))
+    sweep.send_signal(number)
+    assert sweep.wait(60) == 130
+    assert not server.is_running() or server.status() == "zombie"
+    assert not identity.exists()
+    # What was over is kept; what was under way is left to do.
+    assert main([*command, "--only", "0"]) == 0
+    result, said = shown(capsys)
+    assert "[1/1] 0: done before" in said and result["left"] == ["1"]
 
 
 def test_an_attempt_that_was_killed_leaves_the_result_before_it(tmp_path: Path) -> None:
@@ -184,13 +251,6 @@ environ = { PYTHONPATH = "$source" }
 name = "none"
 args = { "--no-such-flag" = 1 }
 """
-
-
-def until(true: Callable[[], object], seconds: float = 400) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")
