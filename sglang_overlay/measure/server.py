@@ -136,11 +136,16 @@ def free_port() -> int:
 
 def _members(leader: int) -> set[psutil.Process]:
     """The processes of the session ``leader``, and those below them that left it."""
+    everyone = list(psutil.process_iter(["ppid"]))
     found = set()
-    for one in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
+    for one in everyone:
+        with suppress(OSError):
             if os.getsid(one.pid) == leader:
-                found |= {one, *one.children(recursive=True)}
+                found.add(one)
+    pids = {one.pid for one in found}
+    while below := {one for one in everyone if one.info["ppid"] in pids and one.pid not in pids}:
+        found |= below
+        pids |= {one.pid for one in below}
     return found
 
 
