@@ -76,7 +76,7 @@ def stage(series: Series, folder: Path) -> None:
     """Lay the overlay's project out in ``folder``, ready to be built."""
     for source in (ROOT / "sglang_overlay").rglob("*.*"):
         target = folder / source.relative_to(ROOT)
-        if "_files" not in source.parts and source.suffix in (".py", ".json", ".html"):
+        if not {"_files", "__pycache__"} & {*source.parts}:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
     files = folder / "sglang_overlay/_files"
@@ -90,7 +90,8 @@ def stage(series: Series, folder: Path) -> None:
     project["project"]["version"] = version_of(series.pin)
     project["project"]["dependencies"].append(f"sglang=={series.pin.version}")
     del project["project"]["dynamic"]
-    del project["project"]["optional-dependencies"]
+    extras = project["project"]["optional-dependencies"]
+    project["project"]["optional-dependencies"] = {"report": extras["report"]}
     project["tool"] = {
         "hatch": {
             "build": {

@@ -21,8 +21,13 @@ from .patchset.tree import Tree, open_tree
 
 #: Commands that stand beside what they use; each is imported when it is asked for.
 _ELSEWHERE = {
+    "bench": "measure.command:command",
+    "breakeven": "measure.breakeven_command:command",
     "doctor": "doctor.command:doctor",
     "env": "worker_env:environment",
+    "profile": "measure.profile:profile",
+    "report": "measure.report:command",
+    "sweep": "measure.sweep:sweep",
 }
 
 

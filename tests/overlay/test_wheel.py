@@ -44,6 +44,7 @@ def test_the_wheel_holds_exactly_the_package_the_patches_and_the_patched_modules
     assert {f"sglang=={PIN.version}", "nvidia-ml-py>=12"} <= {
         *metadata.get_all("Requires-Dist", [])
     }
+    assert metadata.get_all("Provides-Extra") == ["report"]
 
 
 def test_two_builds_are_byte_identical(wheel: Path, tmp_path: Path) -> None:

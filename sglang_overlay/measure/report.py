@@ -1,0 +1,213 @@
+"""``report``: what was measured, as one HTML page that needs nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import show
+from ..options import options
+from ..patchset.errors import EnvironmentFailure, Usage
+from . import bench, plots
+from .breakeven import Case
+from .breakeven_command import case_of, decode_ms
+from .compare import Comparison, alike, compare
+from .runs import Session, open_store
+
+_LABELS = 28  # characters of a bar's label
+
+
+@dataclass(frozen=True)
+class Row:
+    """One session against the baseline of its group."""
+
+    session: Session
+    comparison: Comparison | None  # None for the baseline
+    predicted: float | None  # break-even's speedup; None without speculation or baseline
+    below: str  # the session with the same drafter that its accept length is below, beyond noise
+    warnings: list[str]
+
+    @property
+    def verdict(self) -> str:
+        """What the page says of it in two words."""
+        if self.below:
+            return "accept length fell"
+        return self.comparison.verdict if self.comparison else "baseline"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sessions that did the same, and so may be compared."""
+
+    baseline: Session
+    rows: list[Row]
+    cases: dict[str, Case]
+
+    @property
+    def title(self) -> str:
+        """What they did."""
+        did = self.baseline.protocol
+        many = f"{did.concurrency} at once" if did.concurrency > 1 else "one at a time"
+        return f"{did.tokens} new tokens, {many}, temperature {did.temperature:g}, {did.prompts}"
+
+    @property
+    def headline(self) -> str:
+        """The fastest against the baseline, or that nothing is faster beyond noise."""
+        faster = [row for row in self.rows if row.verdict == "faster"]
+        if not faster:
+            return f"Nothing is faster than {self.baseline.name} beyond noise."
+        best = max(faster, key=lambda row: row.session.median("tok_s") or 0)
+        assert best.comparison and best.comparison.speed
+        speed = best.comparison.speed
+        return (
+            f"{best.session.name} is {speed.value:.2f} times as fast as {self.baseline.name} "
+            f"(95 %: {speed.low:.2f} to {speed.high:.2f})."
+        )
+
+
+@click.command("report")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="report.html",
+    show_default=True,
+    help="The page.",
+)
+@click.option("--baseline", help="Number or name.  [default: the latest without speculation]")
+@options("json")
+def command(source: Path, out: Path, baseline: str | None, as_json: bool) -> int:
+    """Draw SOURCE, a SQLite file of results or a folder of them, as one HTML page."""
+    sessions = read(source)
+    with show.progress() as progress:
+        text = page(sessions, str(source), baseline, progress)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFailure(f"{out}: {error.strerror}", "--out FILE") from error
+    result = {"command": "report", "page": str(out), "sessions": len(sessions)}
+    show.emit(result, as_json, lambda _: print(f"{len(sessions)} sessions: {out}"))
+    return 0
+
+
+def read(source: Path) -> list[Session]:
+    """The sessions of a file, or of every ``*.sqlite`` in a folder. Raises ``Usage``."""
+    files = sorted(source.glob("*.sqlite")) if source.is_dir() else [source]
+    if not files or not all(file.is_file() for file in files):
+        raise Usage(f"{source}: no results there", "bench --url URL --store FILE.sqlite")
+    sessions = []
+    for file in files:
+        with open_store(file) as store:
+            sessions += store.load()
+    if not sessions:
+        raise Usage(f"{source}: no session in it", "bench --url URL --store FILE.sqlite")
+    return sessions
+
+
+def page(
+    sessions: Sequence[Session],
+    source: str,
+    baseline: str | None,
+    progress: bench.Progress = lambda what, done, total: None,
+) -> str:
+    """The page. Raises ``Usage`` for an unknown baseline, or without the extra ``report``."""
+    template = _template()
+    measured = [one for one in sessions if one.counted]
+    if baseline and not any(baseline in (one.name, str(one.key)) for one in measured):
+        raise Usage(f"no measured session {baseline!r}", "bench list names them")
+    kinds: dict[Any, list[Session]] = {}
+    for one in measured:
+        kinds.setdefault(alike(one.protocol), []).append(one)
+    parts = []
+    for done, members in enumerate(kinds.values()):
+        progress("drawing", done, len(kinds))
+        group = _group(members, baseline)
+        parts.append({"group": group, **_drawn(group)})
+    progress("drawing", len(kinds), len(kinds))
+    text: str = template.render(
+        source=source,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        parts=parts,
+        failed=[one for one in sessions if not one.counted],
+        count=len(sessions),
+    )
+    return text
+
+
+def _group(members: list[Session], wanted: str | None) -> Group:
+    plain = [one for one in members if one.median("accept_length") is None]
+    named = [one for one in members if wanted in (one.name, str(one.key))]
+    baseline = (named or plain or members)[-1]
+    rows, cases = [], {}
+    for one in members:
+        case = _case(one, baseline)
+        if case:
+            cases[_label(one, members)] = case
+        comparison = None if one is baseline else compare(baseline, one)
+        notes = bench.warnings(one)
+        if below := _below(one, members):
+            notes.append(
+                f"accept length below that of {below}, beyond noise: suspect wrong numbers"
+            )
+        rows.append(Row(one, comparison, case.speedup if case else None, below, notes))
+    return Group(baseline, rows, cases)
+
+
+def _below(session: Session, members: Sequence[Session]) -> str:
+    """The first session with the same drafter, if the accept length fell below its own."""
+    first = next(one for one in members if _drafter(one) == _drafter(session))
+    return _label(first, members) if compare(first, session).accept_fell else ""
+
+
+def _drafter(session: Session) -> tuple[Any, ...]:
+    arguments = session.context.get("arguments", {})
+    names = ("draft_model_path", "num_steps", "eagle_topk", "num_draft_tokens", "token_map")
+    found = tuple(arguments.get(f"speculative_{name}") for name in names)
+    return (session.median("accept_length") is not None, *found)
+
+
+def _case(session: Session, baseline: Session) -> Case | None:
+    try:
+        return case_of(session, decode_ms(baseline))
+    except Usage:
+        return None
+
+
+def _drawn(group: Group) -> dict[str, str]:
+    sessions = [row.session for row in group.rows]
+    names = [_label(one, sessions) for one in sessions]
+    split = [(n, one.breakdown) for n, one in zip(names, sessions, strict=True) if one.breakdown]
+    drawn = {"rates": plots.svg(plots.rates(names, [one.values("tok_s") for one in sessions]))}
+    if group.cases:
+        drawn["cases"] = plots.svg(plots.positions(group.cases))
+    if split:
+        parts = [one.phases for _, one in split]
+        drawn["split"] = plots.svg(plots.breakdown([name for name, _ in split], parts))
+    if any(one.verify for _, one in split):
+        parts = [one.verify for _, one in split]
+        drawn["verify"] = plots.svg(plots.breakdown([name for name, _ in split], parts))
+    return drawn
+
+
+def _label(session: Session, among: Sequence[Session]) -> str:
+    twice = sum(one.name == session.name for one in among) > 1
+    name = session.name if len(session.name) <= _LABELS else f"...{session.name[3 - _LABELS :]}"
+    return f"{name} ({session.key})" if twice else name
+
+
+def _template() -> Any:
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise Usage("jinja2 is not installed", "pip install 'sglang-overlay[report]'") from error
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["figure"] = lambda value, digits=2: (
+        "–" if value is None else f"{value:.{digits}f}"  # noqa: RUF001
+    )
+    text = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    return environment.from_string(text)

@@ -1,0 +1,287 @@
+"""What was measured, and the SQLite file that keeps it.
+
+A session is one server measured once: a protocol, what is known of the server and its machine,
+and the runs. It is written run by run, so that a session that was killed keeps what it had.
+"""
+
+import json
+import sqlite3
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..patchset.errors import EnvironmentFailure, Usage
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a session is measured. The defaults are those of the original campaign."""
+
+    warmup: int = 2
+    runs: int = 5
+    tokens: int = 2048  # new tokens of a request
+    concurrency: int = 1  # requests at once
+    temperature: float = 0.0
+    stream: bool = True
+    ignore_eos: bool = True  # every request gives `tokens` tokens
+    api: str = "native"  # native: /generate; openai: /v1/completions; chat: /v1/chat/completions
+    prompts: str = "built in"  # which ones; "random ids" where there is no tokenizer
+
+
+@dataclass(frozen=True)
+class Run:
+    """One request, or beyond one stream one pass of SGLang's serving benchmark."""
+
+    number: int  # from 1, warm-ups apart
+    warmup: bool
+    requests: int
+    prompt_tokens: int  # of all requests
+    tokens: int  # new tokens of all requests
+    seconds: float  # from the first request sent to the last token received
+    ttft_ms: float | None = None  # to the first token; None where nothing was streamed
+    itl_p50_ms: float | None = None  # between tokens, see `stream.intervals`
+    itl_p99_ms: float | None = None
+    verify_cycles: int | None = None  # the server's `spec_verify_ct`; None without speculation
+    accept_length: float | None = None  # tokens a cycle, as the server has it
+    histogram: tuple[int, ...] = ()  # [n]: cycles in which n drafts were right
+    finish: str = "length"  # what ended it: anything else came early
+
+    @property
+    def tok_s(self) -> float:
+        """New tokens a second, the time to the first one included."""
+        return self.tokens / self.seconds
+
+    @property
+    def cycle_ms(self) -> float | None:
+        """Milliseconds a verify cycle, or a decode step without speculation; one stream only.
+
+        The first token comes from the prefill, so its time does not count.
+        """
+        steps = self.verify_cycles or self.tokens - 1
+        if self.requests != 1 or self.ttft_ms is None or steps < 1:
+            return None
+        return (self.seconds * 1e3 - self.ttft_ms) / steps
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where the time of one cycle goes, in milliseconds a cycle."""
+
+    cycles: int  # that were looked at
+    phases: Mapping[str, float] = field(default_factory=dict)  # draft, verify, extend, host
+    verify: Mapping[str, float] = field(default_factory=dict)  # all-reduce, attention, gemm, rest
+    allreduces: float = 0.0  # of one verify pass
+    graphs: Mapping[str, str] = field(default_factory=dict)  # phase: graph or eager
+
+
+@dataclass(frozen=True)
+class Session:
+    """One server, measured once. A server that did not start is one without runs."""
+
+    name: str  # of the configuration, chosen by the user
+    started: str  # ISO 8601, UTC
+    url: str
+    protocol: Protocol
+    labels: Mapping[str, str] = field(default_factory=dict)  # a sweep's settings
+    context: Mapping[str, Any] = field(default_factory=dict)  # see `context.look`
+    runs: tuple[Run, ...] = ()
+    failure: str = ""  # why it ended early, or never began
+    breakdown: Breakdown | None = None
+    key: int = 0  # in the store; 0 until it is there
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs without the warm-ups."""
+        return tuple(run for run in self.runs if not run.warmup)
+
+    def values(self, what: str) -> list[float]:
+        """The attribute ``what`` of every counted run that has it."""
+        found = (getattr(run, what) for run in self.counted)
+        return [float(value) for value in found if value is not None]
+
+    def median(self, what: str) -> float | None:
+        """The median of ``values``; ``None`` where no run has it."""
+        values = self.values(what)
+        return statistics.median(values) if values else None
+
+    @property
+    def spread(self) -> float:
+        """(fastest - slowest) / median of the counted runs' tokens a second; 0 for one run."""
+        rates = self.values("tok_s")
+        return (max(rates) - min(rates)) / statistics.median(rates) if rates else 0.0
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS session (
+    key INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    started TEXT NOT NULL,
+    url TEXT NOT NULL,
+    protocol TEXT NOT NULL,     -- JSON, as are labels, context and breakdown
+    labels TEXT NOT NULL,
+    context TEXT NOT NULL,
+    failure TEXT NOT NULL,
+    breakdown TEXT
+);
+CREATE TABLE IF NOT EXISTS run (
+    session INTEGER NOT NULL REFERENCES session (key),
+    number INTEGER NOT NULL,
+    warmup INTEGER NOT NULL,
+    requests INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    ttft_ms REAL,
+    itl_p50_ms REAL,
+    itl_p99_ms REAL,
+    verify_cycles INTEGER,
+    accept_length REAL,
+    histogram TEXT NOT NULL,    -- JSON
+    finish TEXT NOT NULL,
+    PRIMARY KEY (session, warmup, number)
+);
+"""
+_VERSION = 1
+_RUN = [entry.name for entry in fields(Run)]
+
+
+class Store:
+    """An open SQLite file of sessions. Every method commits, and raises ``EnvironmentFailure``
+    where the machine refuses (disk full, read-only, locked for more than 30 s)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._guard():
+            self._base = sqlite3.connect(path, timeout=30)
+        try:
+            with self._guard():
+                version = self._base.execute("PRAGMA user_version").fetchone()[0]
+                if version not in (0, _VERSION):
+                    raise Usage(f"{path}: written by another version of sglang-overlay ({version})")
+                if version == 0:
+                    self._base.executescript(f"{_SCHEMA}PRAGMA user_version = {_VERSION};")
+        except BaseException:
+            self._base.close()
+            raise
+
+    def begin(self, session: Session) -> Session:
+        """Append ``session`` with the runs that it has; it comes back with its key."""
+        with self._guard(), self._base:
+            row = (
+                session.name,
+                session.started,
+                session.url,
+                json.dumps(asdict(session.protocol)),
+                json.dumps(dict(session.labels)),
+                json.dumps(dict(session.context)),
+                session.failure,
+                session.breakdown and json.dumps(asdict(session.breakdown)),
+            )
+            marks = ", ".join("?" * len(row))
+            added = self._base.execute(
+                "INSERT INTO session (name, started, url, protocol, labels, context, failure, "
+                f"breakdown) VALUES ({marks})",
+                row,
+            )
+            for run in session.runs:
+                self._insert(added.lastrowid or 0, run)
+        return replace(session, key=added.lastrowid or 0)
+
+    #: A session that is already over is appended in the same way.
+    append = begin
+
+    def record(self, key: int, run: Run) -> None:
+        """Add one run to the session ``key``."""
+        with self._guard(), self._base:
+            self._insert(key, run)
+
+    def fail(self, key: int, reason: str) -> None:
+        """Say why the session ``key`` ended early."""
+        with self._guard(), self._base:
+            self._base.execute("UPDATE session SET failure = ? WHERE key = ?", (reason, key))
+
+    def explain(self, key: int, breakdown: Breakdown) -> None:
+        """Say where a cycle of the session ``key`` goes."""
+        row = (json.dumps(asdict(breakdown)), key)
+        with self._guard(), self._base:
+            self._base.execute("UPDATE session SET breakdown = ? WHERE key = ?", row)
+
+    def load(self) -> list[Session]:
+        """Every session, the oldest first."""
+        with self._guard():
+            rows = self._base.execute(
+                "SELECT key, name, started, url, protocol, labels, context, failure, breakdown "
+                "FROM session ORDER BY key"
+            ).fetchall()
+            return [self._session(*row) for row in rows]
+
+    def find(self, word: str) -> Session:
+        """The session with the key ``word``, else the latest named so. Raises ``Usage``."""
+        found = [one for one in self.load() if word in (str(one.key), one.name)]
+        exact = [one for one in found if str(one.key) == word]
+        if not found:
+            raise Usage(f"{self.path}: no session {word!r}", "bench list names them")
+        return (exact or found)[-1]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._base.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _insert(self, key: int, run: Run) -> None:
+        values = [getattr(run, name) for name in _RUN]
+        values[_RUN.index("histogram")] = json.dumps(run.histogram)
+        marks = ", ".join("?" * (len(values) + 1))
+        self._base.execute(
+            f"INSERT INTO run (session, {', '.join(_RUN)}) VALUES ({marks})", (key, *values)
+        )
+
+    def _session(self, key: int, *row: Any) -> Session:
+        name, started, url, protocol, labels, context, failure, breakdown = row
+        runs = self._base.execute(
+            f"SELECT {', '.join(_RUN)} FROM run WHERE session = ? ORDER BY rowid", (key,)
+        ).fetchall()
+        return Session(
+            name=name,
+            started=started,
+            url=url,
+            protocol=Protocol(**json.loads(protocol)),
+            labels=json.loads(labels),
+            context=json.loads(context),
+            runs=tuple(_run(dict(zip(_RUN, run, strict=True))) for run in runs),
+            failure=failure,
+            breakdown=Breakdown(**json.loads(breakdown)) if breakdown else None,
+            key=key,
+        )
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+                raise Usage(f"{self.path}: not a file of bench results") from error
+            raise EnvironmentFailure(
+                f"{self.path}: {error}", "what was stored before is kept; free space or --store"
+            ) from error
+
+
+def _run(row: dict[str, Any]) -> Run:
+    row["histogram"] = tuple(json.loads(row["histogram"]))
+    return Run(**row | {"warmup": bool(row["warmup"])})
+
+
+def open_store(path: Path) -> Store:
+    """The store at ``path``, made where there is none.
+
+    Raises ``Usage`` for a file that is no store, ``EnvironmentFailure`` where it cannot be opened.
+    """
+    return Store(path)

@@ -1,0 +1,162 @@
+"""A server that a sweep starts, waits for, and stops: it and all that it started, no other."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from ..patchset.errors import EnvironmentFailure
+from . import reason
+
+# The process writes down who it is before it becomes the server (`exec` keeps pid and start
+# time), so no kill of the sweep, whenever it comes, leaves a server that nobody knows.
+_LAUNCH = 'cat /proc/$$/stat /proc/sys/kernel/random/boot_id > "$0" && exec "$@"'
+_POLL = 0.5
+_ORPHANED = 5.0  # seconds for workers whose parent has ended
+_KILLED = 15.0  # seconds in which a killed process has to go
+Say = Callable[[str], None]
+
+
+class Server:
+    """One started server. It leads a session of its own, in which all its processes stay."""
+
+    def __init__(
+        self, argv: Sequence[str], environ: Mapping[str, str], log: Path, identity: Path
+    ) -> None:
+        """Start ``argv``; its output goes to ``log``, who it is to ``identity``.
+
+        ``environ`` comes on top of this process's. Raises ``EnvironmentFailure``.
+        """
+        self.log, self.identity = log, identity
+        try:
+            with log.open("wb") as stream:
+                self._process = subprocess.Popen(
+                    ["sh", "-c", _LAUNCH, str(identity), *argv],
+                    env={**os.environ, **environ},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EnvironmentFailure(f"{log}: {error.strerror}") from error
+
+    def wait(self, url: str, seconds: float, say: Say) -> str:
+        """Wait until ``GET url/health`` is 200. Returns "" then, else why it never will be."""
+        import httpx
+
+        begun = time.monotonic()
+        with httpx.Client(timeout=5.0) as client:
+            while (passed := time.monotonic() - begun) < seconds:
+                if self._process.poll() is not None:
+                    return reason.explain(self.log, self._process.returncode)
+                with suppress(httpx.HTTPError):
+                    if client.get(f"{url}/health").status_code == 200:
+                        return ""
+                say(f"{passed:.0f} of {seconds:.0f} s: {reason.last_line(self.log)[:100]}")
+                time.sleep(_POLL)
+        why = reason.explain(self.log)
+        return f"timeout: not ready after {seconds:.0f} s; {why}"
+
+    def fell(self) -> str:
+        """Why the server ended by itself; "" while it runs."""
+        code = self._process.poll()
+        return "" if code is None else reason.explain(self.log, code)
+
+    def stop(self, patience: float) -> None:
+        """Stop the server and every process of its session and below it; see ``end``."""
+        end(self._process.pid, patience)
+        # Its pid is the session's name, so it stays unreaped until the session is empty.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED)
+        self.identity.unlink(missing_ok=True)
+
+
+def end_orphan(identity: Path, patience: float) -> int | None:
+    """Stop the server that wrote ``identity``, if it still runs. Returns its pid, else ``None``.
+
+    It is the one only if boot, pid and start time are those that it wrote; without proof
+    nothing is stopped.
+    """
+    try:
+        stat, boot = identity.read_text().splitlines()
+        pid, started = int(stat.split()[0]), _start_time(stat)
+        now = Path(f"/proc/{pid}/stat").read_text()
+        same_boot = boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (OSError, ValueError, IndexError):
+        identity.unlink(missing_ok=True)
+        return None
+    ours = same_boot and _start_time(now) == started
+    if ours:
+        end(pid, patience)
+    identity.unlink(missing_ok=True)
+    return pid if ours else None
+
+
+def end(leader: int, patience: float) -> None:
+    """End the session of ``leader``, and what is below it: asked first, killed after ``patience``.
+
+    Raises ``EnvironmentFailure`` where a process does not go even then.
+    """
+    known = _members(leader)
+    with suppress(psutil.Error):
+        psutil.Process(leader).terminate()
+    orphaned, deadline = False, time.monotonic() + patience
+    while (left := _alive(known)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        known |= _members(leader)
+        if leader not in {one.pid for one in left} and not orphaned:
+            orphaned = True  # a parent that is gone stops its workers no more
+            deadline = min(deadline, time.monotonic() + _ORPHANED)
+            for one in left:
+                with suppress(psutil.Error):
+                    one.terminate()
+    for one in _alive(known | _members(leader)):
+        with suppress(psutil.Error):
+            one.kill()
+    deadline = time.monotonic() + _KILLED
+    while left := _alive(known):
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(one.pid) for one in left)
+            raise EnvironmentFailure(f"processes {pids} do not end", "look at them with ps")
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _members(leader: int) -> set[psutil.Process]:
+    """The processes of the session ``leader``, and those below them that left it."""
+    everyone = list(psutil.process_iter(["ppid"]))
+    found = set()
+    for one in everyone:
+        with suppress(OSError):
+            if os.getsid(one.pid) == leader:
+                found.add(one)
+    pids = {one.pid for one in found}
+    while below := {one for one in everyone if one.info["ppid"] in pids and one.pid not in pids}:
+        found |= below
+        pids |= {one.pid for one in below}
+    return found
+
+
+def _alive(processes: set[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for one in processes:
+        with suppress(psutil.Error):
+            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+    return found
+
+
+def _start_time(stat: str) -> str:
+    return stat.rpartition(")")[2].split()[19]

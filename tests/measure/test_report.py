@@ -1,0 +1,169 @@
+"""The page, in a real browser."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.browser import chromium
+from sglang_overlay.cli import main
+from sglang_overlay.measure.runs import Breakdown, open_store
+
+from .test_store import make
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+_SPEC = {"arguments": {"speculative_num_steps": 2, "speculative_eagle_topk": 1}}
+_QUIET = (99.0, 100.0, 101.0, 100.5, 99.5)
+
+
+def _times(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    return tuple(value * factor for value in values)
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=chromium())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files: a baseline and three configurations; one more, and a failed start."""
+    place = tmp_path_factory.mktemp("results")
+    accept = (2.1, 2.0, 2.2, 2.1, 2.1)
+    split = Breakdown(9, {"draft": 1.0, "verify": 27.0}, {"all-reduce": 25.0}, 122)
+    with open_store(place / "a.sqlite") as store:
+        store.append(make("plain", _times(_QUIET, 0.82)))
+        slow = make("eagle", _times(_QUIET, 0.6), accept=accept, context=_SPEC, breakdown=split)
+        store.append(slow)
+        store.append(make("patched", _times(_QUIET, 1.2), accept=accept, context=_SPEC))
+    with open_store(place / "b.sqlite") as store:
+        fell = _times(accept, 0.7)
+        label = {"NCCL_ALGO": "<script>document.title = 'broken'</script>"}
+        store.append(make("fused", _times(_QUIET, 1.5), accept=fell, context=_SPEC, labels=label))
+        store.append(make("tree", (), failure="graph capture failed & no more"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def page_file(folder: Path) -> Path:
+    file = folder / "report.html"
+    assert main(["report", str(folder), "--out", str(file)]) == 0
+    return file
+
+
+@pytest.fixture
+def page(browser: "Browser", page_file: Path) -> "Iterator[Page]":
+    """The page on a phone, with everything from elsewhere refused and every error noted."""
+    context = browser.new_context(viewport={"width": 360, "height": 740}, offline=True)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text))
+    page.goto(page_file.as_uri())
+    yield page
+    assert errors == []
+    context.close()
+
+
+def _cells(page: "Page", column: int) -> list[str]:
+    rows = page.locator(f"table >> nth=0 >> tbody tr td:nth-child({column})")
+    return [text.split("\n")[0] for text in rows.all_inner_texts()]
+
+
+def test_every_configuration_has_its_verdict(page: "Page") -> None:
+    assert page.title().startswith("Does speculation pay?")
+    verdicts = dict(zip(_cells(page, 1), _cells(page, 5), strict=True))
+    assert verdicts == {
+        "plain": "baseline",
+        "eagle": "slower",
+        "patched": "faster",
+        "fused": "accept length fell",
+    }
+    # What is fast with a fallen accept length is no winner.
+    assert page.locator(".headline").inner_text().startswith("patched is 1.46 times as fast")
+    assert "suspect wrong numbers" in page.locator("section >> nth=0").inner_text()
+    assert "graph capture failed & no more" in page.locator("section >> nth=1").inner_text()
+
+
+def test_break_even_predicts_what_was_measured(page: "Page") -> None:
+    for measured, predicted in zip(_cells(page, 3)[1:], _cells(page, 6)[1:], strict=True):
+        assert float(predicted) == pytest.approx(float(measured), rel=0.03)
+
+
+def test_a_click_on_a_heading_sorts_by_number_and_back(page: "Page") -> None:
+    heading = page.get_by_role("button", name="tok/s", exact=True)
+    heading.click()
+    assert _cells(page, 1) == ["fused", "patched", "plain", "eagle"]
+    heading.press("Enter")
+    assert _cells(page, 1) == ["eagle", "plain", "patched", "fused"]
+    assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    page.get_by_role("button", name="predicted").click()
+    assert _cells(page, 1)[-1] == "plain"  # it has none
+
+
+def test_light_and_dark_both_have_readable_text_in_page_and_plots(page: "Page") -> None:
+    seen = set()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        back, ink, plot = page.evaluate(
+            """() => [getComputedStyle(document.body).backgroundColor,
+                getComputedStyle(document.body).color,
+                getComputedStyle(document.querySelector('svg text')).fill]"""
+        )
+        assert plot == ink
+        assert abs(_light(back) - _light(ink)) > 180
+        seen.add(back)
+    assert len(seen) == 2
+
+
+def _light(colour: str) -> float:
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+
+def test_a_phone_scrolls_tables_and_plots_but_not_the_page(page: "Page") -> None:
+    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1] == 360
+    assert page.locator("svg").count() == 4  # rates, break-even, cycle, verify
+    assert page.locator("svg >> nth=0").bounding_box()["width"] > 360  # type: ignore[index]
+
+
+def test_the_page_needs_nothing_from_elsewhere(page_file: Path) -> None:
+    text = page_file.read_text()
+    addresses = set(re.findall(r"""(?:src|href)=["']?([^"'\s>]+)""", text))
+    assert all(address.startswith("#") for address in addresses)
+    assert "@import" not in text and "url(http" not in text
+
+
+def test_another_baseline_may_be_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "r.html")
+    assert main(["report", str(folder), "--out", out, "--baseline", "eagle", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sessions"] == 5
+    assert "patched is 2.00 times as fast as eagle" in Path(out).read_text()
+    assert main(["report", str(folder), "--out", out, "--baseline", "none"]) == 2
+    assert "no measured session 'none'" in capsys.readouterr().err
+
+
+def test_bad_sources_and_places_are_one_message(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store(tmp_path / "empty.sqlite"):
+        pass
+    (tmp_path / "text").write_text("no database, though long enough to have a header " * 9)
+    for source, code, message in (
+        (tmp_path / "none", 2, "no results there"),
+        (tmp_path / "text", 2, "not a file of bench results"),
+        (tmp_path / "empty.sqlite", 2, "no session in it"),
+    ):
+        assert main(["report", str(source), "--out", str(tmp_path / "r.html")]) == code
+        assert message in capsys.readouterr().err
+    assert main(["report", str(folder), "--out", str(tmp_path / "no/r.html")]) == 4

@@ -1,0 +1,339 @@
+"""Sweeps: with commands that are no server, and with SGLang's own on the CPU."""
+
+import fcntl
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ci.sglang_env import sglang_python
+from sglang_overlay.cli import main
+from sglang_overlay.measure.journal import Attempt, Journal
+from sglang_overlay.measure.runs import open_store
+
+ERRORS = """\
+name = "errors"
+[server]
+command = ["sh", "-c"]
+ready_s = 20
+stop_s = 1
+"""
+
+
+def experiments(*commands: str, more: str = "") -> str:
+    """A sweep of shell commands that never are a server."""
+    tables = [
+        f'[[experiment]]\nname = "{n}"\nargs = {{ "{command}" = true }}\n'
+        for n, command in enumerate(commands)
+    ]
+    return ERRORS + more + "".join(tables)
+
+
+def write(folder: Path, text: str) -> list[str]:
+    (folder / "sweep.toml").write_text(text)
+    return ["sweep", str(folder / "sweep.toml"), "--out", str(folder / "out"), "--json"]
+
+
+def until(true: Callable[[], object], seconds: float = 400) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    said = capsys.readouterr()
+    return json.loads(said.out), said.err
+
+
+def test_a_start_that_fails_is_a_result_and_the_sweep_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = write(tmp_path, experiments("echo CUDA out of memory", "echo hm; exit 3"))
+    assert main(command) == 0
+    result, said = shown(capsys)
+    failures = {row["experiment"]: row["failure"] for row in result["results"]}
+    assert failures == {
+        "0": "out of memory: CUDA out of memory",
+        "1": "unknown: exit code 3, last lines: hm",
+    }
+    assert "[2/2] 1: failed: unknown: exit code 3, last lines: hm" in said
+    assert not list((tmp_path / "out").glob("*.identity"))
+    # The same command has nothing left to do; --again starts what failed once more.
+    assert main(command) == 0
+    again, said = shown(capsys)
+    assert again == result and said.count("done before") == 2
+    assert main([*command, "--again", "--only", "1"]) == 0
+    assert "done before" not in shown(capsys)[1]
+    with open_store(tmp_path / "out/results.sqlite") as store:
+        assert [one.name for one in store.load()] == ["errors/0", "errors/1", "errors/1"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "measured", "ended"),
+    [
+        ("[stop]\nfailures = 2\n", ["0", "1"], "2 failures in a row"),
+        ("[stop]\nseconds = 0\n", [], "0 s are over"),
+    ],
+)
+def test_a_stop_condition_ends_the_sweep(
+    stop: str,
+    measured: list[str],
+    ended: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(write(tmp_path, experiments("exit 1", "exit 2", "exit 3", more=stop))) == 1
+    result, _ = shown(capsys)
+    assert [row["experiment"] for row in result["results"]] == measured
+    assert result["ended"] == ended
+    assert result["left"] == [name for name in ("0", "1", "2") if name not in measured]
+
+
+def test_a_server_that_never_is_ready_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = experiments("echo loading weights; sleep 1000").replace("20", "1")
+    assert main(write(tmp_path, text)) == 0
+    (row,) = shown(capsys)[0]["results"]
+    assert row["failure"].startswith("timeout: not ready after 1 s; unknown: last lines: loading")
+
+
+# Ready at once, and gone or at fault with the first request.
+FALLS = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"model_path": "m"}')
+
+    def do_POST(self):
+        if sys.argv[1] == "falls":
+            print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
+            os._exit(1)
+        self.send_response(500)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def test_a_server_that_falls_while_it_is_measured_is_a_result_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.py").write_text(FALLS)
+    text = experiments().replace('"sh", "-c"', f'"{sys.executable}", "{tmp_path}/server.py"')
+    for what in ("falls", "fails"):
+        text += f'[[experiment]]\nname = "{what}"\nargs = {{ {what} = "$port" }}\n'
+    assert main(write(tmp_path, text)) == 0
+    failures = {row["experiment"]: row["failure"] for row in shown(capsys)[0]["results"]}
+    assert failures["falls"].startswith("out of memory: torch.OutOfMemoryError: CUDA out of memory")
+    assert "500, the server failed" in failures["fails"]
+    with open_store(tmp_path / "out/results.sqlite") as store:
+        kept = {one.name: one.failure for one in store.load()}
+    assert kept == {f"errors/{name}": failure for name, failure in failures.items()}
+
+
+def test_two_sweeps_in_one_folder_are_kept_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = write(tmp_path, experiments("exit 1"))
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert main(command) == 4
+    assert "another sweep is at work there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = write(tmp_path, experiments("exit 1", "exec sleep 1000"))
+    sweep = subprocess.Popen(
+        [sys.executable, "-m", "sglang_overlay", *command], stderr=subprocess.DEVNULL
+    )
+    identity = tmp_path / "out/002-1.identity"
+    until(lambda: identity.exists() and identity.stat().st_size)
+    server = psutil.Process(int(identity.read_text().split()[0]))
+    sweep.send_signal(number)
+    assert sweep.wait(60) == 130
+    assert not server.is_running() or server.status() == "zombie"
+    assert not identity.exists()
+    # What was over is kept; what was under way is left to do.
+    assert main([*command, "--only", "0"]) == 0
+    result, said = shown(capsys)
+    assert "[1/1] 0: done before" in said and result["left"] == ["1"]
+
+
+def test_an_attempt_that_was_killed_leaves_the_result_before_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.sqlite", "few")
+    first = journal.begin("x", "digest")
+    journal.end(first, "yes", 7)
+    journal.begin("x", "digest")
+    assert journal.latest() == {"digest": Attempt(first, "x", "digest", "yes", 7)}
+    journal.close()
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").write_text("a file")
+    assert main(write(tmp_path, experiments("exit 1"))) == 4
+    assert f"{tmp_path / 'out'}: File exists" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_sweep_and_keeps_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = write(tmp_path, experiments(*(f"exit {n}" for n in range(1, 100))))
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_overlay", *command],
+        preexec_fn=full,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "what is stored is kept" in done.stderr or "was stored before is kept" in done.stderr
+    with open_store(tmp_path / "out/results.sqlite") as store:
+        kept = len(store.load())
+    assert 5 < kept < 99
+    assert main(command) == 0
+    result, said = shown(capsys)
+    assert len(result["results"]) == 99
+    assert said.count("done before") in (kept - 1, kept)  # the last may have been half noted
+
+
+SERVER = """\
+name = "cpu"
+[values]
+python = "python3"
+model = "model"
+source = "stock"
+[server]
+command = ["$python", "-m", "sglang.launch_server", "--port", "$port", "--model-path", "$model",
+    "--device", "cpu", "--load-format", "dummy", "--skip-tokenizer-init", "--attention-backend",
+    "torch_native", "--disable-radix-cache", "--max-total-tokens", "4096"]
+ready_s = 300
+stop_s = 30
+[bench]
+warmup = 1
+runs = 2
+tokens = 24
+[profile]
+steps = 6
+[[experiment]]
+name = "one"
+args = { "--max-running-requests" = 4 }
+env = { NCCL_ALGO = "Ring" }
+[[experiment]]
+name = "two"
+baseline = "one"
+args = { "--max-running-requests" = 8 }
+env = { NCCL_ALGO = "Ring", SOME_NAME = "of my own" }
+environ = { PYTHONPATH = "$source" }
+[[experiment]]
+name = "none"
+args = { "--no-such-flag" = 1 }
+"""
+
+
+@pytest.fixture(scope="session")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pinned source with the whole series; its top is one for PYTHONPATH."""
+    place = tmp_path_factory.mktemp("sweep") / "patched"
+    assert main(["fetch", str(place)]) == 0
+    assert main(["apply", "--sglang-dir", str(place)]) == 0
+    return place / "python"
+
+
+def test_a_sweep_of_real_servers_goes_on_after_kill_9(
+    model: Path, patched: Path, tmp_path: Path
+) -> None:
+    """``one`` and ``none`` run stock SGLang, ``two`` the patched one."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "sglang_overlay", *write(tmp_path, SERVER)]
+    command += [
+        "-D",
+        f"python={sglang_python()}",
+        "-D",
+        f"model={model}",
+        "-D",
+        f"source={patched}",
+    ]
+    log = tmp_path / "said"
+
+    def said() -> str:
+        return log.read_text() if log.exists() else ""
+
+    with log.open("w") as stream:
+        sweep = subprocess.Popen(command, stdout=stream, stderr=stream)
+    try:
+        # Killed when the second server has its scheduler: the sweep alone, its server lives on.
+        until(lambda: "[2/3] two: starting" in said() or sweep.poll() is not None)
+        until(lambda: len(list(out.glob("*.identity"))) == 1)
+        (identity,) = out.glob("*.identity")
+        until(lambda: identity.stat().st_size)
+        leader = psutil.Process(int(identity.read_text().split()[0]))
+        until(lambda: len(leader.children(recursive=True)) >= 2)
+    finally:
+        sweep.kill()
+        sweep.wait(60)
+    assert "[1/3] one: ready after" in said(), said()
+    assert leader.is_running() and "sglang" in " ".join(leader.cmdline())
+    family = [leader, *leader.children(recursive=True)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"stopped the server {leader.pid} of a sweep that was killed" in done.stderr
+    assert not [one for one in family if one.is_running() and one.status() != "zombie"]
+    assert "[1/3] one: done before" in done.stderr
+    result = json.loads(done.stdout)
+    rows = {row["experiment"]: row for row in result["results"]}
+    assert result["results"][-1]["experiment"] == "none"  # failures last
+    assert rows["none"]["failure"].startswith("argument refused: ")
+    assert "--no-such-flag" in rows["none"]["failure"]
+    assert sorted(rows) == ["none", "one", "two"] and result["left"] == []
+    for name in ("one", "two"):
+        assert rows[name]["tok_s"] > 0 and not rows[name]["failure"]
+    # What arrived, by the servers' own word. A CPU leaves nothing to profile.
+    unpatched = "variables, for want of the patch worker-env-report"
+    nothing = "no profile: no GPU in the trace"
+    assert rows["one"]["note"] == f"not checked: {unpatched}; {nothing}"
+    assert rows["two"]["note"] == f"yes; {nothing}"
+    (started,) = re.findall(r"server_args=.*", next(out.glob("003*.log")).read_text())
+    assert "'worker_env': ['NCCL_ALGO=Ring', 'SOME_NAME=of my own']" in started
+    assert rows["two"]["speedup"] == pytest.approx(rows["two"]["tok_s"] / rows["one"]["tok_s"])
+    assert rows["two"]["predicted"] == pytest.approx(
+        rows["one"]["cycle_ms"] / rows["two"]["cycle_ms"]
+    )
+    # The trace of the window is there all the same: the host's side of each decode step.
+    (trace,) = out.glob("*one.traces/*-TP-0.trace.json.gz")
+    seen = subprocess.run(
+        [sys.executable, "-m", "sglang_overlay", "profile", "--trace", trace],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert seen.returncode == 0, seen.stderr
+    assert re.search(r"^decode +\d+\.\d+$", seen.stdout, re.M)
+    assert "no GPU in the trace: host times only" in seen.stdout
+    with open_store(out / "results.sqlite") as store:
+        sessions = store.load()
+    assert {one.labels["--max-running-requests"] for one in sessions if one.runs} == {"4", "8"}
+    assert not list(out.glob("*.identity"))
