@@ -1,0 +1,1 @@
+"""Measures a running server, and says whether speculation pays."""
