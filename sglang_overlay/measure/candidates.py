@@ -120,6 +120,13 @@ class CustomAllReduce(Unfused):
         """SGLang's own check of peer access takes ranks for device numbers."""
         return "SGLang wants a GPU for each rank" if self.seat.one_gpu else super().missing()
 
+    def build(self) -> None:
+        """The kernel of version 2, which SGLang builds at its first call."""
+        import torch
+        from sglang.kernels.ops.communication.all_reduce import get_all_reduce_module
+
+        get_all_reduce_module(getattr(torch, self.seat.dtype), self.seat.world)
+
     def open(self) -> None:
         """Raises ``RuntimeError`` with what SGLang logged when SGLang refuses."""
         import torch
