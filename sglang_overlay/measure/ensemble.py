@@ -1,0 +1,188 @@
+"""The candidates at work on all ranks, in step: prepared, checked, timed in turns, voted on."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from .candidates import Seat
+from .player import Answer, Player
+from .stage import Meeting
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. Each of ``rounds`` visits every candidate in turn."""
+
+    rows: tuple[int, ...]
+    hidden: int
+    dtype: str
+    boundary: str = "norm"
+    modes: tuple[str, ...] = ("graph", "eager")
+    rounds: int = 3
+    replays: int = 11
+    calls: int = 20
+    boundaries: int = 122
+    timeout: float = 120
+    build_timeout: float = 1800
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One candidate at one number of rows: microseconds a boundary by mode, or why not."""
+
+    candidate: str
+    rows: int
+    us: dict[str, float]
+    error: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """All cells, and why a whole candidate is missing."""
+
+    plan: Plan
+    world: int
+    cells: tuple[Cell, ...]
+    left_out: dict[str, str]
+
+    def bus_gb_s(self, rows: int, us: float) -> float:
+        """Bus bandwidth in 1e9 bytes a second, as NCCL-tests define it for an all-reduce.
+
+        That is 2 (n - 1) / n times the tensor's bytes, over the time; here the time of the
+        whole boundary, so it is no more than the all-reduce's own.
+        """
+        bytes_ = rows * self.plan.hidden * 2
+        return 2 * (self.world - 1) / self.world * bytes_ / us / 1e3
+
+    def verify_ms(self, us: float) -> float:
+        """Milliseconds of a pass's ``plan.boundaries`` boundaries, and of nothing else."""
+        return us * self.plan.boundaries / 1e3
+
+    def fastest(self, rows: int, mode: str) -> Cell | None:
+        """The fastest candidate at ``rows``."""
+        timed = [cell for cell in self.cells if cell.rows == rows and mode in cell.us]
+        return min(timed, key=lambda cell: cell.us[mode], default=None)
+
+
+class Ensemble:
+    """This rank's players, and the votes that it shares with the other ranks."""
+
+    def __init__(self, candidates: Mapping[str, str], seat: Seat, plan: Plan) -> None:
+        import torch.distributed as dist
+
+        self._dist, self._world = dist, seat.world
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True) if seat.rank == 0 else None
+        port = self._gather(self._store and self._store.port)[0]
+        meeting = Meeting("127.0.0.1", port, max(plan.timeout, plan.build_timeout))
+        self._players = {name: Player(place, seat, meeting) for name, place in candidates.items()}
+        self.left_out: dict[str, str] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The candidates that are still in."""
+        return [*self._players]
+
+    def ask(self, name: str, seconds: float, order: str, *args: Any) -> list[Any] | None:
+        """Every rank's answer to one order, or None: then the candidate is out, on every rank."""
+        self._players[name].order(order, *args)
+        answers = self._answers(self._players[name], f"no answer to {order}", seconds)
+        failures = [answer.failure if answer else None for answer in answers]
+        if any(failures):
+            self.leave_out(name, _by_rank(failures))
+            return None
+        return [answer and answer.value for answer in answers]
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """End the candidate. Every rank calls it, with the same reason."""
+        self.left_out[name] = reason
+        self._players.pop(name).end()
+
+    def end(self) -> None:
+        """End them all."""
+        for player in self._players.values():
+            player.end()
+
+    def _answers(self, player: Player, late: str, seconds: float) -> list[Answer | None]:
+        """Until every rank has its answer, or one has failed: the other ranks' never come then."""
+        deadline, mine = time.monotonic() + seconds, None
+        while True:
+            mine = mine or player.answer(0.1)
+            if mine is None and time.monotonic() > deadline:
+                mine = Answer(failure=f"{late} in {seconds:.0f} s")
+            answers: list[Answer | None] = self._gather(mine)
+            if all(answers) or any(answer and answer.failure for answer in answers):
+                return answers
+
+    def _gather(self, value: Any) -> list[Any]:
+        values = [None] * self._world
+        self._dist.all_gather_object(values, value)
+        return values
+
+
+def measure(plan: Plan, seat: Seat, candidates: Mapping[str, str]) -> Table:
+    """The table; every rank of the default group, which is a CPU group, calls it alike."""
+    ensemble = Ensemble(candidates, seat, plan)
+    try:
+        for name in ensemble.names:
+            _prepare(ensemble, name, plan)
+        cells = [cell for rows in plan.rows for cell in _row(ensemble, rows, plan)]
+    finally:
+        ensemble.end()
+    kept = tuple(cell for cell in cells if cell.candidate not in ensemble.left_out)
+    return Table(plan, seat.world, kept, ensemble.left_out)
+
+
+def _prepare(ensemble: Ensemble, name: str, plan: Plan) -> None:
+    missing = ensemble.ask(name, plan.build_timeout, "missing")
+    if missing and any(missing):
+        ensemble.leave_out(name, _by_rank(missing))
+    elif missing and ensemble.ask(name, plan.build_timeout, "build"):
+        ensemble.ask(name, plan.timeout, "open")
+
+
+def _row(ensemble: Ensemble, rows: int, plan: Plan) -> list[Cell]:
+    errors, refused = {}, []
+    for name in ensemble.names:
+        refusals = ensemble.ask(name, plan.timeout, "refuses", rows)
+        if refusals is None:
+            continue
+        if any(refusals):
+            refused.append(Cell(name, rows, {}, reason=_by_rank(refusals)))
+        else:
+            errors[name] = _rehearse(ensemble, name, rows, plan)
+    times: dict[str, dict[str, list[float]]] = {}
+    for mode in plan.modes * plan.rounds:
+        for name in [name for name in errors if name in ensemble.names]:
+            order = (plan.boundary, rows, mode == "graph", plan.calls, plan.replays)
+            if us := ensemble.ask(name, plan.timeout, "perform", *order):
+                times.setdefault(name, {}).setdefault(mode, []).append(max(us))
+    return refused + [
+        Cell(name, rows, {mode: median(us) for mode, us in by.items()}, errors[name])
+        for name, by in times.items()
+    ]
+
+
+def _rehearse(ensemble: Ensemble, name: str, rows: int, plan: Plan) -> float | None:
+    """The worst error of any rank and mode; past the bound the candidate is out."""
+    worst = 0.0
+    for mode in plan.modes:
+        order = (plan.boundary, rows, mode == "graph")
+        answers = ensemble.ask(name, plan.timeout, "rehearse", *order)
+        if answers is None:
+            return None
+        error, bound = max(a["error"] for a in answers), answers[0]["bound"]
+        if error > bound:
+            ensemble.leave_out(name, f"wrong at {rows} rows, {mode}: {error:.3g} > {bound:.3g}")
+            return None
+        worst = max(worst, error)
+    return worst
+
+
+def _by_rank(reasons: Sequence[str | None]) -> str:
+    """``rank 1: why``; without the ranks where they all say the same."""
+    if len(set(reasons)) == 1:
+        return str(reasons[0])
+    return "; ".join(f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why)
