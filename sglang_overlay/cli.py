@@ -20,7 +20,13 @@ from .patchset.series import load_series
 from .patchset.tree import Tree, open_tree
 
 #: Commands that stand beside what they use; each is imported when it is asked for.
-_ELSEWHERE = {"env": "worker_env:environment"}
+_ELSEWHERE = {
+    "drift": "drift:drift",
+    "env": "worker_env:environment",
+    "export": "upstream:export",
+    "new-patch": "maintain:new_patch",
+    "refresh": "maintain:refresh",
+}
 
 
 class _Commands(click.Group):
@@ -38,6 +44,7 @@ class _Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         values = {"--sglang-dir", "--pin", "--patches", "--only", "--skip", "--pid"}
+        values |= {"--name", "--drop", "--branch", "--version"}
         names = {*self.commands, *_ELSEWHERE}
         for place, arg in enumerate(args):
             if arg in names and (place == 0 or args[place - 1] not in values):

@@ -111,7 +111,7 @@ def status_table(result: Result) -> None:
         for patch in result["patches"]
         for file in patch["files"]
     ]
-    _table(("patch", "file", "state"), rows)
+    table(("patch", "file", "state"), rows)
     _line(result, result["state"])
     if result["interrupted"]:
         print(
@@ -123,7 +123,7 @@ def status_table(result: Result) -> None:
 def change_table(result: Result) -> None:
     """Print what ``changed`` gives."""
     rows = [(p["name"], str(p["files"]), p["state"]) for p in result["patches"]]
-    _table(("patch", "files", "state"), rows)
+    table(("patch", "files", "state"), rows)
     if result.get("repaired"):
         print(f"cleared away what a killed {result['repaired']} had left")
     count, would = len(result["written"]), result["command"] == "check"
@@ -139,14 +139,14 @@ def verify_table(result: Result) -> None:
         (file["path"], file["found"][:12], "proved" if file["holds"] else "differs")
         for file in result["files"]
     ]
-    _table(("file", "blob", "proof"), rows)
+    table(("file", "blob", "proof"), rows)
     _line(result, "every blob is as it must be" if result["proved"] else "not as it must be")
 
 
 def overlay_table(result: Result) -> None:
     """Print what ``verify`` gives for an installed overlay."""
     rows = [(m["name"], m["blob"][:12], m["origin"]) for m in result["modules"]]
-    _table(("module", "blob", "loaded from"), rows)
+    table(("module", "blob", "loaded from"), rows)
     for process in result["processes"]:
         print(f"process {process['pid']} ({process['command']}): {process['state']}")
     for problem in result["problems"]:
@@ -167,7 +167,7 @@ def environment_table(result: Result) -> None:
             text = "-" if value is None else f"{value} ({origin})"
             cells.append(f"{mark}{text}{' LATE: ' + late if late else ''}")
         rows.append((variable["name"], *cells))
-    _table(("variable", *result["workers"]), rows)
+    table(("variable", *result["workers"]), rows)
     differing = [v["name"] for v in result["variables"] if v["different"]]
     late = [v["name"] for v in result["variables"] if any(v["late"])]
     print(f"{len(result['workers'])} workers; differing (!): {', '.join(differing) or 'none'}")
@@ -219,7 +219,7 @@ def _line(result: Result, text: str) -> None:
     print(f"{result['tree']} ({result['layout']}, {result['pin']}): {text}")
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table: rich where somebody looks at it, plain columns where a program reads it."""
     if not sys.stdout.isatty():
         lines = [titles, *rows]
@@ -232,7 +232,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*titles, box=None, pad_edge=False, header_style="bold")
+    drawn = Table(*titles, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
-    Console().print(table)
+        drawn.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
+    Console().print(drawn)
