@@ -1,5 +1,6 @@
 """Commits of a checkout as values, and changes as mails: what the maintainer's loop asks of git."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ _FORMAT = (
     "format-patch -1 -k --no-renames --no-stat --no-signature --zero-commit --full-index "
     "--no-thread --no-base --no-encode-email-headers --no-ext-diff --no-color -U3 --stdout"
 )
+_COMPARE = "--histogram -U0 --text --no-color --no-ext-diff"
+_SPAN = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 _PLAIN = ("000000", "100644", "100755")
 _NOBODY = Header("", "base <base@sglang-overlay.example>", "2000-01-01T00:00:00+0000", "", "", ())
 
@@ -159,6 +162,33 @@ class Press(History):
         header = Header("", author, date, message, "", ())
         steps = [(_NOBODY, "base\n", before), (header, message, changes)]
         return self._raw(*_FORMAT.split(), self.build(steps, onto=self._empty))
+
+    def compare(self, old: bytes, new: bytes) -> list[tuple[int, int, int, int]]:
+        """Where two texts differ: first old line, old lines, first new line, new lines; from 0."""
+        if old == new:
+            return []
+        names = []
+        for name, content in (("old", old), ("new", new)):
+            (self.top / name).write_bytes(content)
+            names.append(f"{self.top / name}\n")
+        blobs = self._run("hash-object", "-w", "--no-filters", "--stdin-paths", text="".join(names))
+        text = self._run("diff", *_COMPARE.split(), *blobs.split())
+        spans = []
+        for found in _SPAN.finditer(text):
+            start, count, other, more = (1 if n is None else int(n) for n in found.groups())
+            spans.append((start - (count > 0), count, other - (more > 0), more))
+        return spans
+
+    def merge(self, ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
+        """The three-way merge of three texts; ``None`` when it conflicts."""
+        files = []
+        for name, content in (("ours", ours), ("base", base), ("theirs", theirs)):
+            files.append(str(self.top / name))
+            (self.top / name).write_bytes(content)
+        try:
+            return self._raw("merge-file", "-p", "-q", *files)
+        except GitFailed:
+            return None
 
 
 @contextmanager
