@@ -14,11 +14,15 @@ PAGE = Path(__file__).resolve().parents[1] / "docs/drift.md"
 VERSIONS = ("0.5.22", "0.5.21", "0.5.20", "0.5.18", "0.5.17")
 _TEXT = """# The patches against other SGLang releases
 
-What `sglang-overlay drift --version X` says, written by `python -m ci.drift_table`. **clean**: every hunk fits where it is.
-**offset**: every hunk fits, some on other lines. **conflict**: lines that a hunk names were changed; "merge" counts the hunks
-that a three-way merge takes all the same, because only their surroundings changed. **upstreamed**: the change is there already.
-**obsolete**: the file or function that a hunk changes is gone. The last three need work; `--markdown` shows each hunk three ways.
-A wheel has no `test/` folder, so the patches' tests are not counted.
+What `sglang-overlay drift --version X` says, written by `python -m ci.drift_table`.
+
+- **clean**: every hunk fits where it is. **offset**: every hunk fits, some on other lines.
+- **conflict**: lines that a hunk names were changed. "merge" counts the hunks that a three-way
+  merge takes all the same, because only their surroundings changed.
+- **upstreamed**: the change is there already. **obsolete**: what a hunk changes is gone.
+
+The last three need work; `--markdown` shows each such hunk three ways. A wheel has no `test/`
+folder, so the patches' own tests are not counted.
 """
 
 

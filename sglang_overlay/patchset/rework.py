@@ -6,6 +6,7 @@ way from the one to the other is the weave's: a hunk goes where its lines are, b
 identity. A commit that needs another patch's lines and does not say so is refused.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -49,12 +50,17 @@ def attribute(
 ) -> list[tuple[str, Commit]]:
     """Which patch each of ``commits`` is.
 
-    ``named`` gives names by commit id. Else a commit is the patch with its subject, or with
-    its author and date, which survive a rewording. Raises ``Usage`` for one that is neither,
-    and for two that are the same.
+    ``named`` gives names by commit id. Else a commit is the patch with its subject, or the
+    only one with its author and date, which survive a rewording. Raises ``Usage`` for one
+    that is neither, and for two that are the same.
     """
     subjects = {patch.header.subject: patch.name for patch in series.patches}
-    births = {(p.header.author, p.header.date): p.name for p in series.patches}
+    dates = Counter((p.header.author, p.header.date) for p in series.patches)
+    births = {
+        (p.header.author, p.header.date): p.name
+        for p in series.patches
+        if dates[p.header.author, p.header.date] == 1
+    }
     found: dict[str, Commit] = {}
     for commit in commits:
         name = named.get(commit.id) or subjects.get(commit.subject)
@@ -100,10 +106,11 @@ def add(
         held = {c.path: _held(weaves[c.path], read(c.path), c, commit) for c in commit.changes}
         for path, weave in weaves.items():
             if missing := set(weave.restrict(requires)) - set(held[path]):
-                raise Usage(f"{commit}: depends on {', '.join(missing)}, but stands not on it")
+                names = ", ".join(sorted(missing))
+                raise Usage(f"{commit}: depends on {names}, but does not stand on it")
         if any(set(held[path]) - requires for path in weaves):
             changes = {path: Change(name, frozenset(requires), diffs[path]) for path in weaves}
-            moved = _moved(commit, changes, weaves, held, requires, read)
+            moved = _moved(commit, changes, weaves, held, requires, read, earlier)
             mail = press.mail(commit.author, commit.date, commit.message, moved)
         patch = parse_patch(name, mail, earlier)
     except DamagedPatchSet as error:
@@ -122,7 +129,7 @@ def add(
 
 
 def _check_message(commit: Commit, header: Header) -> None:
-    if header.message != commit.message:
+    if header.message.strip() != commit.message.strip():
         raise Usage(
             f"{commit}: its message would not survive as a mail; it is one line, an empty line, "
             "and text without lines that start with '--- ', 'diff -' or 'Index: '"
@@ -154,6 +161,7 @@ def _moved(
     held: Mapping[str, Subset],
     requires: frozenset[str],
     read: Read,
+    earlier: Mapping[str, Patch],
 ) -> list[FileChange]:
     """The changes of ``commit`` as if it stood on the pristine pin and ``requires`` alone."""
     moved, needs = [], set[str]()
@@ -172,7 +180,7 @@ def _moved(
             needs |= set(extra)
             moved.append(FileChange(path, weave.forward(pristine, onto), new, change.mode))
             break
-    if needs:
+    if needs := needs.difference(*(earlier[name].requires for name in needs)):
         names = ", ".join(sorted(needs))
         raise Conflict(
             f"{commit} changes lines that {names} changes, or stands beside",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import manifest
-from .errors import EnvironmentFailure
+from .errors import Conflict, DamagedPatchSet, EnvironmentFailure
 from .rework import PatchSet, Read
 from .series import load_series
 
@@ -40,7 +40,7 @@ def write(made: PatchSet, read: Read) -> bool:
     """Make ``made`` the content of its pin's folder, its manifest with it.
 
     Returns ``False``, and writes nothing, when it is there already. Hold ``shelf_lock``.
-    Raises ``DamagedPatchSet`` when the set is not sound as a whole, ``EnvironmentFailure``
+    Raises ``Conflict`` when two patches of it touch and neither says so, ``EnvironmentFailure``
     when the machine refuses; the folder is then as it was.
     """
     folder = made.series.pin.folder
@@ -58,6 +58,8 @@ def write(made: PatchSet, read: Read) -> bool:
                 _sync(path)
             _exchange(staged, folder)
             _sync(folder.parent)
+    except DamagedPatchSet as error:
+        raise Conflict(error.message, error.next_step) from error
     except OSError as error:
         raise EnvironmentFailure(f"{folder}: {error.strerror or error}; not changed") from error
     finally:
