@@ -44,7 +44,8 @@ class Release:
             found = [p for p in candidates if lines[p] and not re.fullmatch("__.*__", names[0])]
             if found:
                 return [f"{p}:{lines[p]}" for p in _nearest(found, path)]
-        return _nearest([p for p in self.modules if Path(p).name == Path(path).name], path)
+        named = [p for p in self.modules if Path(p).name == Path(path).name and p != path]
+        return _nearest(named, path)
 
 
 def _nearest(paths: list[str], path: str) -> list[str]:
