@@ -72,6 +72,20 @@ def test_the_round_trip_gives_the_same_bytes(
     assert "nothing to change" in capsys.readouterr().out
 
 
+def test_bytes_of_another_gits_are_kept_where_the_content_did_not_change(
+    shop: Workshop, work: Path
+) -> None:
+    file = shop.folder / "tail.patch"
+    text = file.read_bytes().replace(b" @@ line 26", b" @@")  # another idea of what is a function
+    assert text != file.read_bytes()
+    file.write_bytes(text)
+    assert shop.run("lint", "--write") == 0
+    commit(work, {NEW: b"new = 9\n"}, "--fixup=:/make more")
+    rebase(work, "")
+    assert shop.on(work, "refresh") == 0
+    assert file.read_bytes() == text
+
+
 def test_an_amended_patch_changes_and_the_others_keep_their_bytes(
     shop: Workshop, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
