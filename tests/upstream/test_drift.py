@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ..patchset.workshop import Files, Workshop, lay_out
+from ..patchset.workshop import Files, Workshop, lay_out, numbered
 from .conftest import A
 
 MODULE = b"""import os
@@ -67,6 +67,11 @@ CASES = {
         {M: MODULE[MODULE.index(b"class") :] + b"\n\n" + MODULE[: MODULE.index(b"class")]},
         "offset",
     ),
+    "moved over more than itself": Case(
+        {M: MODULE[MODULE.index(b"class") :] + b"\n\n" + MODULE[: MODULE.index(b"class")]},
+        "offset",
+        edit=MODULE.replace(b"c = 3", b"c = 4"),
+    ),
     "the line itself changed": Case(
         {M: moved(MODULE.replace(b"(host, port)", b"(port)"))},
         "conflict",
@@ -94,6 +99,11 @@ CASES = {
         {M: MODULE.replace(CONNECT, HOOK + CONNECT).replace(b"self.ready = True", b"self.up = 1")},
         "upstreamed",
         edit=MODULE.replace(CONNECT, HOOK + CONNECT),
+    ),
+    "a line that was there before proves nothing": Case(
+        {M: MODULE.replace(b"self.ready = True", b"self.up = 1")},
+        "conflict",
+        edit=MODULE.replace(CONNECT, b"        self.ready = False\n" + CONNECT),
     ),
     "a short line proves nothing": Case(
         {M: MODULE.replace(CONNECT, b"        pass\n" + CONNECT).replace(b"= True", b"= 1")},
@@ -213,6 +223,17 @@ def test_a_patch_on_another_is_judged_on_what_fits_of_that_one(
     empty.seal()
     _, result = verdict(empty, {M: newer}, capsys)
     assert [patch["verdict"] for patch in result["patches"]] == words
+
+
+def test_each_hunk_is_judged_where_it_stands_after_those_before_it(
+    empty: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = Workshop(empty.root / "long", {A: numbered(60)})
+    grown = "".join(f"more {n}\n" for n in range(12)) + "line 5"
+    shop.patch("one", {A: numbered(60, l5=grown, l40="forty")})
+    shop.seal()
+    _, result = verdict(shop, {A: numbered(60, l5=grown, l40="four and thirty-six")}, capsys)
+    assert [h["word"] for h in result["patches"][0]["hunks"]] == ["upstreamed", "conflict"]
 
 
 def test_the_summary_shows_every_hunk_that_needs_work_three_ways(
