@@ -73,6 +73,7 @@ def new_patch(
 
     It may stand on the pristine pin or on commits of any of the patches.
     """
+    rework.check_name(name)
     history, chosen = _open(sglang_dir, pin, patches)
     with shelf.shelf_lock(chosen.folder.parent):
         old = rework.load(load_series(chosen))
@@ -80,10 +81,8 @@ def new_patch(
         if name in old.series.by_name:
             raise Usage(f"there is a patch {name} in {chosen.name}", "sglang-overlay refresh")
         with press() as maker:
-            one = rework.attribute(
-                [history.commit(commit)], old.series, {history.resolve(commit): name}
-            )
-            made = rework.add(old, old, *one[0], maker, read)
+            found = history.commit(history.resolve(commit))
+            made = rework.add(old, old, name, found, maker, read)
         written = shelf.write(made, read)
     _report("new-patch", old, made, written, as_json)
     return 0

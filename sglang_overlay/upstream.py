@@ -16,7 +16,7 @@ from .patchset.errors import DamagedPatchSet, Drift, Usage
 from .patchset.history import press
 from .patchset.pin import Pin, choose_pin, load_pins, patches_folder
 from .patchset.rework import Read
-from .patchset.series import Patch, Series, load_series
+from .patchset.series import Patch, Series, load_series, read_mail
 from .patchset.source import pinned_reader
 from .patchset.tree import FileChange
 
@@ -71,7 +71,7 @@ def export(
 def _write(series: Series, chain: list[Patch], directory: Path) -> list[Path]:
     """The mails of ``chain``, numbered, and the pull request's text."""
     texts = {
-        f"{number:04}-{patch.name}.patch": (series.pin.folder / f"{patch.name}.patch").read_bytes()
+        f"{number:04}-{patch.name}.patch": read_mail(series.pin, patch.name)
         for number, patch in enumerate(chain, 1)
     }
     texts[_TEXT] = pull_request(chain[-1], chain[:-1]).encode()
@@ -131,7 +131,7 @@ def _check(pins: list[Pin], as_json: bool) -> int:
             for patch in series.patches:
                 header, changes = patch.header, _changes(series, patch, patch.requires, read)
                 mail = maker.mail(header.author, header.date, header.message, changes)
-                if mail != (series.pin.folder / f"{patch.name}.patch").read_bytes():
+                if mail != read_mail(series.pin, patch.name):
                     findings.append(f"{series.pin.name}/{patch.name}: git exports other bytes")
     result = {"pins": [pin.name for pin in pins], "findings": findings}
     show.emit(result, as_json, show.lint_lines)

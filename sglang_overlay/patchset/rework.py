@@ -15,7 +15,7 @@ from .diff import parse_diff
 from .errors import Conflict, DamagedPatchSet, Drift, Usage
 from .header import Header, lint, split_mail
 from .history import Commit, Press
-from .series import NAME, Patch, Series, parse_patch
+from .series import NAME, Patch, Series, parse_patch, read_mail
 from .tree import FileChange
 from .weave import Change, Subset, Weave
 
@@ -41,8 +41,13 @@ class PatchSet:
 
 def load(series: Series) -> PatchSet:
     """``series`` with the bytes on disk."""
-    names = series.names
-    return PatchSet(series, {n: (series.pin.folder / f"{n}.patch").read_bytes() for n in names})
+    return PatchSet(series, {name: read_mail(series.pin, name) for name in series.names})
+
+
+def check_name(name: str) -> None:
+    """Raise ``Usage`` unless a patch may be called ``name``."""
+    if not NAME.fullmatch(name):
+        raise Usage(f"{name!r} is not a patch name (a-z, 0-9, '-')")
 
 
 def attribute(
@@ -68,8 +73,7 @@ def attribute(
         example = f"--name NAME={commit.id[:10]}"
         if name is None:
             raise Usage(f"{commit} is no patch of the series", f"name it: {example}")
-        if not NAME.fullmatch(name):
-            raise Usage(f"{name!r} is not a patch name (a-z, 0-9, '-')")
+        check_name(name)
         if name in found:
             raise Usage(f"{found[name]} and {commit} are both {name}", f"name one: {example}")
         found[name] = commit

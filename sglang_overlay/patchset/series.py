@@ -82,7 +82,7 @@ def load_series(pin: Pin) -> Series:
     names = _read_names(pin.folder)
     patches: dict[str, Patch] = {}
     for name in names:
-        patches[name] = parse_patch(name, _read(pin.folder / f"{name}.patch"), patches)
+        patches[name] = parse_patch(name, read_mail(pin, name), patches)
     return Series(pin, tuple(patches.values()))
 
 
@@ -106,11 +106,12 @@ def _read_names(folder: Path) -> list[str]:
     return names
 
 
-def _read(file: Path) -> bytes:
+def read_mail(pin: Pin, name: str) -> bytes:
+    """The file of ``pin``'s patch ``name``. Raises ``DamagedPatchSet`` when it cannot be read."""
     try:
-        return file.read_bytes()
+        return (pin.folder / f"{name}.patch").read_bytes()
     except OSError as error:
-        raise DamagedPatchSet(f"patch {file.stem}: {error}") from error
+        raise DamagedPatchSet(f"patch {name}: {error}") from error
 
 
 def parse_patch(name: str, mail: bytes, earlier: Mapping[str, Patch]) -> Patch:

@@ -181,6 +181,17 @@ def test_a_new_patch_is_written_against_the_pin_wherever_it_was_made(
     assert "there is a patch fifty" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [(["x", "nowhere"], "no commit nowhere"), (["X"], "'X' is not a patch name")],
+)
+def test_a_new_patch_needs_a_commit_and_a_name(
+    shop: Workshop, work: Path, args: list[str], wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shop.on(work, "new-patch", *args) == 2
+    assert wanted in capsys.readouterr().err
+
+
 def shop_with(shop: Workshop, name: str) -> dict[str, bytes]:
     """What git am of one patch makes of the pristine source."""
     there = shop.root / "am"
