@@ -36,15 +36,17 @@ def refresh(
 ) -> int:
     """Make the series anew from the commits since the pin's tag, in their order.
 
-    A commit is the patch with its subject, or with its author and date. A patch whose
-    content and message did not change keeps its bytes.
+    A commit is the patch, of this pin or another, with its subject, or with its author and
+    date. A patch whose content and message did not change keeps its bytes.
     """
     history, chosen = _open(sglang_dir, pin, patches)
     with shelf.shelf_lock(chosen.folder.parent):
         old = rework.load(load_series(chosen))
         series, read = old.series, pinned_reader(chosen)
         named = {history.resolve(rev): name for name, rev in map(_pair, names)}
-        commits = rework.attribute(history.commits(f"refs/tags/{chosen.name}"), series, named)
+        others = [p for p in load_pins(chosen.folder.parent)[::-1] if p.name != chosen.name]
+        known = [p for s in (series, *map(load_series, others)) for p in s.patches]
+        commits = rework.attribute(history.commits(f"refs/tags/{chosen.name}"), known, named)
         found = {name for name, _ in commits}
         for name in series.select(drop) & found:
             raise Usage(f"{name} shall be dropped, but there is a commit of it")

@@ -51,19 +51,21 @@ def check_name(name: str) -> None:
 
 
 def attribute(
-    commits: Sequence[Commit], series: Series, named: Mapping[str, str]
+    commits: Sequence[Commit], known: Sequence[Patch], named: Mapping[str, str]
 ) -> list[tuple[str, Commit]]:
-    """Which patch each of ``commits`` is.
+    """Which of the ``known`` patches each of ``commits`` is.
 
     ``named`` gives names by commit id. Else a commit is the patch with its subject, or the
-    only one with its author and date, which survive a rewording. Raises ``Usage`` for one
-    that is neither, and for two that are the same.
+    only one with its author and date, which survive a rewording. Where two patches have a
+    name, the first counts. Raises ``Usage`` for a commit that is none, and for two that are
+    the same.
     """
-    subjects = {patch.header.subject: patch.name for patch in series.patches}
-    dates = Counter((p.header.author, p.header.date) for p in series.patches)
+    patches = {patch.name: patch for patch in reversed(known)}.values()
+    subjects = {patch.header.subject: patch.name for patch in patches}
+    dates = Counter((p.header.author, p.header.date) for p in patches)
     births = {
         (p.header.author, p.header.date): p.name
-        for p in series.patches
+        for p in patches
         if dates[p.header.author, p.header.date] == 1
     }
     found: dict[str, Commit] = {}

@@ -343,7 +343,7 @@ def test_a_kill_at_any_step_leaves_the_old_set_or_the_new_one_whole(
     rebase(work, SWAP)
     (pin,) = load_pins(shop.folder.parent)
     read, before = pinned_reader(pin), rework.load(load_series(pin))
-    commits = rework.attribute(History(work).commits("pin"), before.series, {})
+    commits = rework.attribute(History(work).commits("pin"), before.series.patches, {})
     with press() as maker:
         made = rework.remake(before, commits, maker, read)
     seen = []
@@ -363,6 +363,34 @@ def test_a_kill_at_any_step_leaves_the_old_set_or_the_new_one_whole(
     assert step > 20
     assert seen == sorted(seen)  # from one step on it is the new set
     assert seen.count(True) > 2  # and some of the kills came after it
+
+
+def test_a_series_is_taken_over_to_another_pin_by_a_rebase(
+    shop: Workshop, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = shop.files | {A: b"# one more line\n" + numbered(60), B: b"first\n" + numbered(9)}
+    other = Workshop(shop.root / "other", files, "2.0.0")
+    folder = shop.folder.with_name("v2.0.0")
+    shutil.copytree(other.folder, folder)
+    (folder / "series").write_text("")
+    old = mails(shop)
+    git(other.source, "tag", "v2.0.0")
+    git(work, "fetch", "-q", "--no-tags", str(other.source), "tag", "v2.0.0")
+    git(work, "rebase", "-q", "--onto", "v2.0.0", "v1.0.0")
+    capsys.readouterr()
+    assert shop.on(work, "refresh", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["pin"] == "v2.0.0"
+    states = {patch["name"]: patch["state"] for patch in result["patches"]}
+    assert states == dict.fromkeys(ALL, "new")
+    assert shop.run("lint") == 0
+    assert mails(shop) == old
+    made = {file.stem: file.read_bytes() for file in folder.glob("*.patch")}
+    git(work, "checkout", "-q", "-B", "am", "v2.0.0")
+    git(work, *IMPORT, data=made["head"] + made["tail"] + made["more"])
+    assert git(work, "rev-parse", "am^{tree}") == git(work, "rev-parse", "main^{tree}")
+    (new,) = [hunk for hunk in made["head"].split(b"\n@@")[1:] if b"new = 1" in hunk]
+    assert new in old["head"]  # what is the same file there is the same diff
 
 
 def test_a_second_run_is_kept_out(
