@@ -102,22 +102,9 @@ def add(
     no patches give, ``Conflict`` where a ``Depends-On`` is missing.
     """
     earlier = made.series.by_name
+    files = [_file(made.series, change, commit, read(change.path)) for change in commit.changes]
     try:
-        mail = press.mail(commit.author, commit.date, commit.message, commit.changes)
-        header, diff = split_mail(mail, name)
-        diffs = {entry.path: entry for entry in parse_diff(diff, name)}
-        _check_message(commit, header)
-        requires = _requires(commit, header, earlier)
-        weaves = {c.path: made.series.weaves.get(c.path, Weave(c.path, ())) for c in commit.changes}
-        held = {c.path: _held(weaves[c.path], read(c.path), c, commit) for c in commit.changes}
-        for path, weave in weaves.items():
-            if missing := set(weave.restrict(requires)) - set(held[path]):
-                names = ", ".join(sorted(missing))
-                raise Usage(f"{commit}: depends on {names}, but does not stand on it")
-        if any(set(held[path]) - requires for path in weaves):
-            changes = {path: Change(name, frozenset(requires), diffs[path]) for path in weaves}
-            moved = _moved(commit, changes, weaves, held, requires, read, earlier)
-            mail = press.mail(commit.author, commit.date, commit.message, moved)
+        mail = _mail(commit, name, files, earlier, press)
         patch = parse_patch(name, mail, earlier)
     except DamagedPatchSet as error:
         raise Usage(f"{commit}: {error.message}", error.next_step) from error
@@ -127,72 +114,98 @@ def add(
         patch = parse_patch(name, mail, earlier)
     elif findings := lint(patch.header):
         raise Usage(f"{commit}: {'; '.join(findings)}", "git commit --amend, or git rebase -i")
-    result = PatchSet(
-        Series(made.series.pin, (*made.series.patches, patch)), {**made.mails, name: mail}
-    )
-    _prove(result, commit, held, read)
-    return result
+    series = Series(made.series.pin, (*made.series.patches, patch))
+    for file in files:
+        _prove(commit, file, series.weaves[file.change.path], name)
+    return PatchSet(series, {**made.mails, name: mail})
 
 
-def _check_message(commit: Commit, header: Header) -> None:
-    if header.message.strip() != commit.message.strip():
-        raise Usage(
-            f"{commit}: its message would not survive as a mail; it is one line, an empty line, "
-            "and text without lines that start with '--- ', 'diff -' or 'Index: '"
-        )
+@dataclass(frozen=True)
+class _File:
+    """A file that the commit changes, and the patches that it ``held`` before."""
+
+    change: FileChange
+    weave: Weave
+    pristine: bytes | None
+    held: Subset
 
 
-def _requires(commit: Commit, header: Header, earlier: Mapping[str, Patch]) -> frozenset[str]:
-    for other in header.depends_on:
-        if other not in earlier:
-            raise Usage(f"{commit}: depends on {other}, which is not before it")
-    return frozenset(header.depends_on).union(*(earlier[n].requires for n in header.depends_on))
-
-
-def _held(weave: Weave, pristine: bytes | None, change: FileChange, commit: Commit) -> Subset:
-    """The patches that the file has where ``commit`` starts."""
+def _file(series: Series, change: FileChange, commit: Commit, pristine: bytes | None) -> _File:
+    weave = series.weaves.get(change.path, Weave(change.path, ()))
     for subset in reversed(weave.subsets()):
         if weave.forward(pristine, subset) == change.old:
-            return subset
+            return _File(change, weave, pristine, subset)
     raise Drift(
         f"{commit}: the {change.path} that it changes is neither the pin's nor the pin's with "
         "patches of the commits before it"
     )
 
 
-def _moved(
+def _mail(
     commit: Commit,
-    changes: Mapping[str, Change],
-    weaves: Mapping[str, Weave],
-    held: Mapping[str, Subset],
-    requires: frozenset[str],
-    read: Read,
+    name: str,
+    files: Sequence[_File],
     earlier: Mapping[str, Patch],
-) -> list[FileChange]:
-    """The changes of ``commit`` as if it stood on the pristine pin and ``requires`` alone."""
-    moved, needs = [], set[str]()
-    for change in commit.changes:
-        weave, path, pristine = weaves[change.path], change.path, read(change.path)
-        known = weave.restrict(requires)
-        more = [name for name in held[path] if name not in known]
-        for extra in (e for size in range(len(more) + 1) for e in combinations(more, size)):
-            onto = weave.restrict(requires | set(extra))
-            if onto not in weave.subsets():
-                continue
-            try:
-                new = weave.moved(pristine, changes[path], held[path], onto)
-            except DamagedPatchSet:
-                continue
-            needs |= set(extra)
-            moved.append(FileChange(path, weave.forward(pristine, onto), new, change.mode))
-            break
-    if needs := needs.difference(*(earlier[name].requires for name in needs)):
+    press: Press,
+) -> bytes:
+    """``commit`` as the mail of one that stands on the pristine pin and its ``Depends-On``."""
+    mail = press.mail(commit.author, commit.date, commit.message, commit.changes)
+    header, diff = split_mail(mail, name)
+    if header.message.strip() != commit.message.strip():
+        raise Usage(
+            f"{commit}: its message would not survive as a mail; it is one line, an empty line, "
+            "and text without lines that start with '--- ', 'diff -' or 'Index: '"
+        )
+    requires = _requires(commit, header, files, earlier)
+    if all(requires >= {*file.held} for file in files):
+        return mail
+    moved, needs = [], frozenset[str]()
+    for file, change in zip(files, parse_diff(diff, name), strict=True):
+        more, there = _moved(file, Change(name, requires, change), requires)
+        moved.append(there)
+        needs |= more
+    if needs := needs.difference(*(earlier[other].requires for other in needs)):
         names = ", ".join(sorted(needs))
         raise Conflict(
             f"{commit} changes lines that {names} changes, or stands beside",
             f"add 'Depends-On: {names}' to its message",
         )
-    return moved
+    return press.mail(commit.author, commit.date, commit.message, moved)
+
+
+def _requires(
+    commit: Commit, header: Header, files: Sequence[_File], earlier: Mapping[str, Patch]
+) -> frozenset[str]:
+    """What the commit depends on, with all that those need, and stands on."""
+    for other in header.depends_on:
+        if other not in earlier:
+            raise Usage(f"{commit}: depends on {other}, which is not before it")
+    found = frozenset(header.depends_on).union(*(earlier[n].requires for n in header.depends_on))
+    for file in files:
+        if missing := {*file.weave.restrict(found)} - {*file.held}:
+            names = ", ".join(sorted(missing))
+            raise Usage(f"{commit}: depends on {names}, but does not stand on it")
+    return found
+
+
+def _moved(
+    file: _File, change: Change, requires: frozenset[str]
+) -> tuple[frozenset[str], FileChange]:
+    """The change on the pristine file with ``requires`` alone, and nothing else; or with the
+    fewest others that it cannot do without."""
+    weave, path = file.weave, file.change.path
+    more = [name for name in file.held if name not in requires]
+    for extra in (e for size in range(len(more) + 1) for e in combinations(more, size)):
+        onto = weave.restrict(requires | {*extra})
+        if onto not in weave.subsets():
+            continue
+        try:
+            new = weave.moved(file.pristine, change, file.held, onto)
+        except DamagedPatchSet:
+            continue
+        old = weave.forward(file.pristine, onto)
+        return frozenset(extra), FileChange(path, old, new, file.change.mode)
+    raise AssertionError(f"{path}: the change does not fit where it was made")
 
 
 def _essence(patch: Patch) -> tuple[object, ...]:
@@ -201,17 +214,14 @@ def _essence(patch: Patch) -> tuple[object, ...]:
     return patch.header, files
 
 
-def _prove(made: PatchSet, commit: Commit, held: Mapping[str, Subset], read: Read) -> None:
-    """Raise unless the last patch, on what ``commit`` stood on, gives what it has."""
-    name = made.series.names[-1]
-    for change in commit.changes:
-        weave, subset = made.series.weaves[change.path], (*held[change.path], name)
-        try:
-            content = weave.forward(read(change.path), subset)
-        except DamagedPatchSet as error:
-            raise Conflict(f"{commit}: {error.message}", error.next_step) from error
-        if content != change.new:
-            raise Conflict(
-                f"{commit}: {change.path} cannot be told apart from {' + '.join(subset[:-1])}",
-                f"add 'Depends-On: {', '.join(subset[:-1])}' to its message",
-            )
+def _prove(commit: Commit, file: _File, weave: Weave, name: str) -> None:
+    """Raise unless patch ``name``, on what ``commit`` stood on, gives what it has."""
+    try:
+        content = weave.forward(file.pristine, (*file.held, name))
+    except DamagedPatchSet as error:
+        raise Conflict(f"{commit}: {error.message}", error.next_step) from error
+    if content != file.change.new:
+        raise Conflict(
+            f"{commit}: {weave.path} cannot be told apart from {' + '.join(file.held)}",
+            f"add 'Depends-On: {', '.join(file.held)}' to its message",
+        )
