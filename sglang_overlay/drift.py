@@ -1,5 +1,6 @@
 """``drift``: what another SGLang release makes of the patches."""
 
+import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,8 @@ def drift(
     """
     if (sglang_dir is None) == (version is None):
         raise Usage("give either --sglang-dir or --version")
+    if version and not re.fullmatch(r"\d[\w.]*", version):
+        raise Usage(f"{version!r} is no version, such as 0.5.22")
     pins = load_pins(patches or patches_folder())
     series = load_series(choose_pin(pins, pin) if pin else pins[-1])
     release = released(version, series.pin) if version else open_release(sglang_dir or Path())

@@ -263,5 +263,6 @@ def test_drift_is_against_one_release(empty: Workshop, capsys: pytest.CaptureFix
     assert empty.run("drift") == 2
     assert empty.on(empty.tree("folder"), "drift", "--version", "1.0.0") == 2
     assert "give either --sglang-dir or --version" in capsys.readouterr().err
+    assert empty.run("drift", "--version", "../1.0.0") == 2
     assert empty.run("drift", "--version", "1.0.0") == 0  # the pin's own wheel, from the cache
     assert empty.on(empty.tree("site-packages"), "drift") == 0
