@@ -1,6 +1,6 @@
 """Writes docs/drift.md: what other SGLang releases make of the patches.
 
-usage: python -m ci.drift_table        (fetches five wheels, 140 MB, once)
+usage: python -m ci.drift_table        (fetches the wheels, 25 to 40 MB each, once)
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from sglang_overlay.patchset.release import released
 from sglang_overlay.patchset.series import load_series
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/drift.md"
-VERSIONS = ("0.5.22", "0.5.21", "0.5.20", "0.5.18", "0.5.17")
+VERSIONS = ("0.5.23", "0.5.22", "0.5.21", "0.5.20", "0.5.18", "0.5.17")
 _TEXT = """# The patches against other SGLang releases
 
 What `sglang-overlay drift --version X` says, written by `python -m ci.drift_table`.
