@@ -26,7 +26,10 @@ lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows ci/workflows/*.yml
+	$(BIN)/zizmor --quiet --offline --no-progress --config ci/zizmor.yml ci/workflows/*.yml
 	$(BIN)/sglang-overlay lint
+	$(BIN)/sglang-overlay export --check
 
 clean:
 	rm -rf .venv build dist

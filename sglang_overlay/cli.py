@@ -24,8 +24,12 @@ _ELSEWHERE = {
     "bench": "measure.command:command",
     "breakeven": "measure.breakeven_command:command",
     "doctor": "doctor.command:doctor",
+    "drift": "drift:drift",
     "env": "worker_env:environment",
+    "export": "upstream:export",
+    "new-patch": "maintain:new_patch",
     "profile": "measure.profile:profile",
+    "refresh": "maintain:refresh",
     "report": "measure.report:command",
     "sweep": "measure.sweep:sweep",
 }
@@ -46,6 +50,7 @@ class _Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         values = {"--sglang-dir", "--pin", "--patches", "--only", "--skip", "--pid"}
+        values |= {"--name", "--drop", "--branch", "--version"}
         names = {*self.commands, *_ELSEWHERE}
         for place, arg in enumerate(args):
             if arg in names and (place == 0 or args[place - 1] not in values):

@@ -232,7 +232,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*titles, box=None, pad_edge=False, header_style="bold")
+    drawn = Table(*titles, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
-    Console().print(table)
+        drawn.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
+    Console().print(drawn)

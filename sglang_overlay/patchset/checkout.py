@@ -38,6 +38,10 @@ _SETTINGS = {
 }
 
 
+#: A commit to make: whose it is, its message, and the changes against the one before.
+Step = tuple[Header, str, Sequence[FileChange]]
+
+
 class GitFailed(EnvironmentFailure):
     """A git command that should have worked did not."""
 
@@ -123,14 +127,14 @@ class Checkout(Tree):
         except GitFailed:
             return ""
 
-    def build(self, steps: Sequence[tuple[Header, str, Sequence[FileChange]]]) -> str:
-        """The id of the last of the commits that ``steps`` ask for, HEAD's where there is none.
+    def build(self, steps: Sequence[Step], onto: str = "") -> str:
+        """The id of the last of the commits that ``steps`` ask for, made on the commit ``onto``
+        (HEAD by default); that one's where there are none.
 
-        A step is a header, a message, and the changes against the step before. Nothing
-        moves: neither branch nor index nor work tree. A commit carries its patch's
-        author and date, so the same steps on the same HEAD give the same ids.
+        Nothing moves: neither branch nor index nor work tree. A commit carries its
+        patch's author and date, so the same steps on the same commit give the same ids.
         """
-        commit = self._head()
+        commit = onto or self._head()
         with tempfile.TemporaryDirectory() as folder:
             self._store([change for _, _, changes in steps for change in changes], Path(folder))
             index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
@@ -196,6 +200,9 @@ class Checkout(Tree):
             self._run("update-index", "--index-info", text="".join(lines), env=env)
 
     def _run(self, *args: str, text: str | bytes = b"", env: Mapping[str, str] = {}) -> str:
+        return self._raw(*args, text=text, env=env).decode("utf-8", "surrogateescape")
+
+    def _raw(self, *args: str, text: str | bytes = b"", env: Mapping[str, str] = {}) -> bytes:
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         content = text.encode() if isinstance(text, str) else text
         with tempfile.TemporaryFile() as stdin:
@@ -206,12 +213,13 @@ class Checkout(Tree):
                 istream=stdin,
                 env=dict(env),
                 strip_newline_in_stdout=False,
+                stdout_as_string=False,
                 with_extended_output=True,
                 with_exceptions=False,
             )
         if status != 0:
             raise GitFailed(f"{self.top}: git {args[0]} failed: {error.strip()}")
-        assert isinstance(output, str)
+        assert isinstance(output, bytes)
         return output
 
 

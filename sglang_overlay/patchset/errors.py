@@ -18,6 +18,12 @@ class Drift(PatchsetError):
     exit_code = 1
 
 
+class Conflict(PatchsetError):
+    """A change cannot be told apart from another patch's, and does not say that it needs it."""
+
+    exit_code = 1
+
+
 class Usage(PatchsetError):
     """The request makes no sense: no such folder, not SGLang, unknown patch or pin."""
 

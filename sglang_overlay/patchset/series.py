@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,8 @@ from .header import Header, split_mail
 from .pin import Pin
 from .weave import Change, Weave
 
-_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+#: What a patch may be called.
+NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def load_series(pin: Pin) -> Series:
     names = _read_names(pin.folder)
     patches: dict[str, Patch] = {}
     for name in names:
-        patches[name] = _load_patch(pin.folder / f"{name}.patch", patches)
+        patches[name] = parse_patch(name, read_mail(pin, name), patches)
     return Series(pin, tuple(patches.values()))
 
 
@@ -94,7 +95,7 @@ def _read_names(folder: Path) -> list[str]:
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     there = {path.stem for path in folder.glob("*.patch")}
     for name in names:
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise DamagedPatchSet(f"{file}: {name!r} is not a patch name (a-z, 0-9, '-')")
         if names.count(name) > 1:
             raise DamagedPatchSet(f"{file}: names {name} twice")
@@ -105,12 +106,16 @@ def _read_names(folder: Path) -> list[str]:
     return names
 
 
-def _load_patch(file: Path, earlier: dict[str, Patch]) -> Patch:
-    name = file.stem
+def read_mail(pin: Pin, name: str) -> bytes:
+    """The file of ``pin``'s patch ``name``. Raises ``DamagedPatchSet`` when it cannot be read."""
     try:
-        mail = file.read_bytes()
+        return (pin.folder / f"{name}.patch").read_bytes()
     except OSError as error:
         raise DamagedPatchSet(f"patch {name}: {error}") from error
+
+
+def parse_patch(name: str, mail: bytes, earlier: Mapping[str, Patch]) -> Patch:
+    """The patch that ``mail`` is, after ``earlier`` ones. Raises ``DamagedPatchSet``."""
     header, diff = split_mail(mail, name)
     for other in header.depends_on:
         if other not in earlier:

@@ -38,7 +38,7 @@ def pinned_wheel(pin: Pin) -> Path:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-                _download(pin, Path(folder)).replace(file)
+                _download(pin, pin.version, Path(folder)).replace(file)
         except OSError as error:
             raise EnvironmentFailure(f"{file}: {error.strerror}") from error
     with file.open("rb") as stream:
@@ -49,6 +49,26 @@ def pinned_wheel(pin: Pin) -> Path:
             f"{pin.wheel}: sha256 is {found}, the pin says {pin.sha256}; the file was removed"
         )
     return file
+
+
+def released_wheel(version: str, pin: Pin) -> Path:
+    """The wheel of another release, for the machine that the pin's is for, in the cache.
+
+    No hash of ours vouches for it: pip checks the index's. Raises ``EnvironmentFailure``
+    when it cannot be had.
+    """
+    if version == pin.version:
+        return pinned_wheel(pin)
+    folder = cache_folder() / "wheels" / f"release-{version}"
+    if not (found := sorted(folder.glob("*.whl"))):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                file = _download(pin, version, Path(place))
+                found = [file.replace(folder / file.name)]
+        except OSError as error:
+            raise EnvironmentFailure(f"{folder}: {error.strerror}") from error
+    return found[0]
 
 
 def pinned_reader(pin: Pin) -> Callable[[str], bytes | None]:
@@ -124,8 +144,8 @@ def _unpack(wheel: Path, folder: Path, progress: Progress) -> None:
             progress("unpack", done + 1, len(members))
 
 
-def _download(pin: Pin, folder: Path) -> Path:
-    name, version, python, abi, platform = pin.wheel.removesuffix(".whl").split("-")
+def _download(pin: Pin, version: str, folder: Path) -> Path:
+    name, _, python, abi, platform = pin.wheel.removesuffix(".whl").split("-")
     tags = ["--python-version", python.removeprefix("cp"), "--abi", abi, "--platform", platform]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     result = subprocess.run(
@@ -133,9 +153,11 @@ def _download(pin: Pin, folder: Path) -> Path:
         stdout=sys.stderr,
         check=False,
     )
-    if result.returncode != 0 or not (folder / pin.wheel).is_file():
+    wheel = pin.wheel if version == pin.version else f"{name}-{version}-*.whl"
+    found = sorted(folder.glob(wheel))
+    if result.returncode != 0 or not found:
         raise EnvironmentFailure(
-            f"pip could not download {pin.wheel} (exit {result.returncode})",
+            f"pip could not download {wheel} (exit {result.returncode})",
             f"put the file into {folder.parent} yourself, or set PIP_INDEX_URL",
         )
-    return folder / pin.wheel
+    return found[0]

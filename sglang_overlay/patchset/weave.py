@@ -61,9 +61,18 @@ class Weave:
 
         Raises ``DamagedPatchSet`` when a hunk does not fit.
         """
-        base = None if pristine is None else [_Line(text) for text in split_lines(pristine)]
-        version = _Versions(self, base).version(subset)
-        return None if version is None else b"".join(line.text or b"" for line in version)
+        return _text(_Versions(self, _base(pristine)).version(subset))
+
+    def moved(
+        self, pristine: bytes | None, change: Change, held: Subset, onto: Subset
+    ) -> bytes | None:
+        """The file with ``onto`` and ``change``, which was written against the file with ``held``.
+
+        Raises ``DamagedPatchSet`` when lines that it names or stands between are not in both.
+        """
+        versions = _Versions(self, _base(pristine))
+        current, wrote_against = versions.version(onto), versions.version(held)
+        return _text(versions.apply(change, current, wrote_against, (*onto, change.patch)))
 
     def backward(self, content: bytes | None, subset: Subset) -> bytes | None:
         """The pristine file, from ``content`` that is known to hold ``subset``."""
@@ -78,7 +87,15 @@ class Weave:
         version = _Versions(self, base).version(subset)
         for line, text in zip(version or [], lines, strict=True):
             line.text = text
-        return None if base is None else b"".join(line.text or b"" for line in base)
+        return _text(base)
+
+
+def _base(pristine: bytes | None) -> list[_Line] | None:
+    return None if pristine is None else [_Line(text) for text in split_lines(pristine)]
+
+
+def _text(version: list[_Line] | None) -> bytes | None:
+    return None if version is None else b"".join(line.text or b"" for line in version)
 
 
 class _Versions:
@@ -96,10 +113,10 @@ class _Versions:
             change = self._changes[name]
             current = self.version(tuple(others))
             wrote_against = self.version(tuple(p for p in others if p in change.requires))
-            self._versions[subset] = self._apply(change, current, wrote_against, subset)
+            self._versions[subset] = self.apply(change, current, wrote_against, subset)
         return self._versions[subset]
 
-    def _apply(
+    def apply(
         self,
         change: Change,
         current: list[_Line] | None,

@@ -80,7 +80,7 @@ class Workshop:
         digest = hashlib.sha256(wheel).hexdigest()
         pin = {"version": self.version, "wheel": name, "sha256": digest, "tree": tree}
         self.wheel = cache_folder() / "wheels" / digest / name
-        self.wheel.parent.mkdir(parents=True)
+        self.wheel.parent.mkdir(parents=True, exist_ok=True)
         self.wheel.write_bytes(wheel)
         text = "".join(f'{key} = "{value}"\n' for key, value in pin.items())
         (self.folder / "pin.toml").write_text(text)
