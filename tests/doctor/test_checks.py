@@ -187,6 +187,13 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("nccl-interface", State.OK, environ(WELL, NCCL_SOCKET_IFNAME="^docker"), "eth0, lo"),
     ("nccl-names", State.WARNING, environ(WELL, NCCL_MAX_NCHANNEL="4"), "mean NCCL_MAX_NCHANNELS"),
     ("nccl-names", State.OK, environ(WELL, NCCL_DEBUG="WARN"), "NCCL_DEBUG"),
+    (
+        "nccl-names",
+        State.OK,
+        environ(WELL, NCCL_VERSION="2.28.9", NCCL_SHARP_DISABLE="1"),
+        "no NCCL",
+    ),
+    ("nccl-names", State.OK, conf(WELL, NVSHMEM_DISABLE_NVLS="1"), "no NCCL"),
     ("nccl-conf", State.WARNING, conf(WELL, NCCL_DEBUG="INFO"), "NCCL_DEBUG=INFO"),
     # all-reduce
     ("all-reduce", State.WARNING, NO_IPC, "export SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"),

@@ -6,13 +6,12 @@ import re
 from ..facts import Facts, Unknown
 from ..finding import Finding, error, ok, unknown, warning
 
-# Old names that torch reads, and NCCL does not.
-_READ_BY_TORCH = {
-    "NCCL_ASYNC_ERROR_HANDLING",
-    "NCCL_BLOCKING_WAIT",
-    "NCCL_DESYNC_DEBUG",
-    "NCCL_ENABLE_TIMING",
-}
+# Names that others read, and NCCL does not: torch, images of NVIDIA (NCCL_VERSION says what they
+# hold), NCCL's own loader, and plugins.
+_READ_BY_OTHERS = re.compile(
+    "NCCL_(ASYNC_ERROR_HANDLING|BLOCKING_WAIT|DESYNC_DEBUG|ENABLE_TIMING|VERSION|CONF_FILE"
+    "|(FASTRAK|GPUDIRECTTCPX|PLUGIN|SHARP|TESTS|TUNER_CONFIG)_.*)"
+)
 
 
 def algorithm(facts: Facts) -> list[Finding]:
@@ -104,7 +103,8 @@ def names(facts: Facts) -> list[Finding]:
     if isinstance(facts.python, Unknown):
         return []
     known = facts.python.nccl_names
-    used = [n for n in facts.settings.nccl if n not in _READ_BY_TORCH and n != "NCCL_CONF_FILE"]
+    ours = [name for name in facts.settings.nccl if name.startswith("NCCL_")]
+    used = [name for name in ours if not _READ_BY_OTHERS.fullmatch(name)]
     if isinstance(known, Unknown):
         return [unknown("nccl-names", known.why)] if used else []
     wrong = sorted(set(used) - known)
