@@ -30,12 +30,12 @@ def test_every_way_to_start_python_loads_the_patched_file(
 
 def test_a_new_module_and_the_modules_that_are_not_patched(environment: Environment) -> None:
     printed = environment.code(
-        f"import {LIGHT} as new, sglang.srt.arg_groups.overrides as old;"
+        f"import {LIGHT} as new, sglang.srt.constants as old;"
         "print(new.__file__); print(old.__file__)"
     ).splitlines()
     assert printed == [
         str(environment.files / "modules/sglang/srt/model_executor/graph_fallback.py"),
-        str(environment.packages / "sglang/srt/arg_groups/overrides.py"),
+        str(environment.packages / "sglang/srt/constants.py"),
     ]
 
 
