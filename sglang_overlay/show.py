@@ -160,19 +160,22 @@ def environment_table(result: Result) -> None:
     rows = []
     for variable in result["variables"]:
         cells = []
-        for number, (value, origin, late) in enumerate(
-            zip(variable["values"], variable["origins"], variable["late"], strict=True)
-        ):
+        for number, value in enumerate(variable["values"]):
+            late, expected = variable["late"][number], variable["expected"][number]
             mark = "!" if number in variable["different"] else ""
-            text = "-" if value is None else f"{value} ({origin})"
+            text = "-" if value is None else f"{value} ({variable['origins'][number]})"
+            text += "" if expected is None else f" NOT {expected}"
             cells.append(f"{mark}{text}{' LATE: ' + late if late else ''}")
         rows.append((variable["name"], *cells))
     table(("variable", *result["workers"]), rows)
     differing = [v["name"] for v in result["variables"] if v["different"]]
     late = [v["name"] for v in result["variables"] if any(v["late"])]
+    changed = [v["name"] for v in result["variables"] if any(x is not None for x in v["expected"])]
     print(f"{len(result['workers'])} workers; differing (!): {', '.join(differing) or 'none'}")
     if late:
         print(f"set when it had no effect any more: {', '.join(late)}")
+    if changed:
+        print(f"not what --worker-env gave (NOT): {', '.join(changed)}")
 
 
 def fetch_line(result: Result) -> None:

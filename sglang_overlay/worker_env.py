@@ -5,7 +5,6 @@ overwritten memory, so only the worker itself can say what it has.
 """
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from .options import options
 from .patchset.errors import EnvironmentFailure, Usage
 
 Report = dict[str, Any]
-_LINE = re.compile(r'worker_env=(\{"process": .*\})\s*$')
+_START = 'worker_env={"process": '
+_OF_EACH_RANK = {"CUDA_VISIBLE_DEVICES"}  # differs by design: each Ray actor has its own GPU
 
 
 def from_server(url: str, key: str | None) -> list[Report]:
@@ -46,15 +46,42 @@ def from_server(url: str, key: str | None) -> list[Report]:
 
 
 def from_log(file: Path) -> list[Report]:
-    """One report for each worker that logged one in ``file``. Raises ``Usage``."""
+    """The last report of each worker (process and ranks) that logged one in ``file``.
+
+    Damaged reports are left out, with a note. Raises ``Usage``.
+    """
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise Usage(f"{file}: {error.strerror}") from error
-    found = [match[1] for line in lines if (match := _LINE.search(line))]
-    if not found:
+    last: dict[str, Report] = {}
+    damaged = 0
+    for line in lines:
+        # Ray colours lines; two processes may write into one.
+        _, *starts = click.unstyle(line).split(_START)
+        for text in starts:
+            if report := _parsed(text):
+                name = name_of(report)
+                last.pop(name, None)
+                last[name] = report
+            else:
+                damaged += 1
+    if damaged:
+        click.echo(f"{file}: {damaged} damaged reports left out", err=True)
+    if not last:
         raise Usage(f"{file}: no line with worker_env=, of the patch worker-env-report")
-    return [json.loads(text) for text in found]
+    return list(last.values())
+
+
+def _parsed(text: str) -> Report | None:
+    """The report whose text follows ``_START``; None where it is damaged."""
+    try:
+        report, _ = json.JSONDecoder().raw_decode('{"process": ' + text)
+        name_of(report)
+        entries = report["env"].values()
+        return report if all(e.keys() >= {"value", "origin", "late"} for e in entries) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def name_of(report: Report) -> str:
@@ -66,7 +93,8 @@ def name_of(report: Report) -> str:
 def compare(reports: list[Report]) -> dict[str, Any]:
     """The variables of all ``reports``: for each the values by worker, and who is different.
 
-    A worker is different when its value is not the one that most workers have.
+    A worker is different when its value is not the one that most workers have. ``expected``
+    is what --worker-env gave where the worker has another value, else None.
     """
     names = sorted({name for report in reports for name in report["env"]})
     variables = []
@@ -80,7 +108,12 @@ def compare(reports: list[Report]) -> dict[str, Any]:
                 "values": values,
                 "origins": [entry and entry["origin"] for entry in entries],
                 "late": [entry and entry["late"] for entry in entries],
-                "different": [n for n, value in enumerate(values) if value != usual],
+                "expected": [entry and entry.get("expected") for entry in entries],
+                "different": [
+                    n
+                    for n, value in enumerate(values)
+                    if value != usual and name not in _OF_EACH_RANK
+                ],
             }
         )
     return {"workers": [name_of(report) for report in reports], "variables": variables}
@@ -92,8 +125,9 @@ def compare(reports: list[Report]) -> dict[str, Any]:
 @click.option("--log", type=click.Path(path_type=Path), help="A server's log, in place of --url.")
 @options("json")
 def environment(url: str | None, key: str | None, log: Path | None, as_json: bool) -> int:
-    """Print what environment every worker has. Exit 1 when workers differ, or one came late.
+    """Print what environment every worker has.
 
+    Exit 1 when workers differ, a value came too late, or is not what --worker-env gave.
     The server runs the patch worker-env-report.
     """
     if (url is None) == (log is None):
@@ -101,5 +135,9 @@ def environment(url: str | None, key: str | None, log: Path | None, as_json: boo
     reports = from_log(log) if log else from_server(url or "", key)
     result = compare(reports)
     show.emit(result, as_json, show.environment_table)
-    wrong = [v for v in result["variables"] if v["different"] or any(v["late"])]
-    return 1 if wrong else 0
+    return 1 if any(map(_wrong, result["variables"])) else 0
+
+
+def _wrong(variable: dict[str, Any]) -> bool:
+    expected = any(value is not None for value in variable["expected"])
+    return bool(variable["different"]) or any(variable["late"]) or expected

@@ -56,6 +56,67 @@ def test_a_value_that_came_too_late_is_marked(
     assert "LATE: the NCCL communicator was already made" in capsys.readouterr().out
 
 
+def test_a_value_that_the_worker_changed_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = report(0, NCCL_ALGO="Ring", NCCL_DEBUG="WARN")
+    changed["env"]["NCCL_ALGO"]["expected"] = ""  # type: ignore
+    file = log(tmp_path, changed)
+    assert main(["env", "--log", file]) == 1
+    printed = capsys.readouterr().out
+    assert "Ring (user) NOT" in printed
+    assert "WARN (user) NOT" not in printed
+    assert "not what --worker-env gave (NOT): NCCL_ALGO\n" in printed
+    assert main(["env", "--log", file, "--json"]) == 1
+    variables = json.loads(capsys.readouterr().out)["variables"]
+    assert [v["expected"] for v in variables] == [[""], [None]]
+
+
+def test_visible_devices_differ_by_design(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = [report(n, CUDA_VISIBLE_DEVICES=str(n)) for n in range(4)]
+    assert main(["env", "--log", log(tmp_path, *reports)]) == 0
+    assert "3 (user)" in capsys.readouterr().out
+
+
+def test_the_last_report_of_each_worker_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = [report(0, NCCL_ALGO="Tree"), report(1, NCCL_ALGO="Tree")]
+    after = [report(0, NCCL_ALGO="Ring"), report(1, NCCL_ALGO="Ring")]
+    assert main(["env", "--log", log(tmp_path, *before, *after), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["workers"] == ["scheduler tp0 dp0", "scheduler tp0 dp1"]
+    assert result["variables"][0]["values"] == ["Ring", "Ring"]
+
+
+LINE = f"worker_env={json.dumps(report(0, NCCL_ALGO='Ring'))}"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "count"),
+    [
+        (LINE[:50], 1),
+        (LINE[:50] + LINE.replace("Ring", "Tree"), 1),
+        (LINE[:-1] + "\n" + LINE[:-3], 2),
+        ('worker_env={"process": "scheduler", "ranks": [], "env": {}}', 1),
+        ('worker_env={"process": "scheduler", "ranks": {}, "env": {"A": "1"}}', 1),
+        ('worker_env={"process": "scheduler", "ranks": {}, "env": {"A": {}}}', 1),
+    ],
+)
+def test_damaged_reports_are_left_out_with_a_note(
+    damaged: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(f"{damaged}\n\x1b[36m(SchedulerActor pid=1)\x1b[0m {LINE}\x1b[0m\n")
+    assert main(["env", "--log", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert "Ring (user)" in printed.out
+    assert "Tree" not in printed.out  # it came before
+    assert f"{count} damaged reports left out" in printed.err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
