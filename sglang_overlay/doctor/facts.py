@@ -173,7 +173,8 @@ class Server:
     """What the user means to start. ``None`` where the command line does not say."""
 
     tp: int | None = None
-    cards: int | None = None  # how many it takes, from the first on; None: not known, or all
+    pp: int = 1
+    cards: int | None = None  # of this machine, from the first on; None: not known, or all
     nodes: int = 1
     attention_backend: str | None = None
     mla: bool | None = None
@@ -182,6 +183,16 @@ class Server:
     custom_all_reduce: bool = True
     deterministic: bool = False
     cuda_graph: bool = True
+
+    @property
+    def group_nodes(self) -> int:
+        """Over how many nodes one tensor-parallel group goes: pipeline stages come first."""
+        return max(self.nodes // self.pp, 1)
+
+    @property
+    def local_tp(self) -> int | None:
+        """How many ranks of one tensor-parallel group are on this machine."""
+        return self.tp and max(self.tp // self.group_nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -233,8 +244,8 @@ class Facts:
 
     @property
     def world(self) -> int:
-        """How many cards the server will use on this machine."""
-        return self.server.tp or len(self.cards)
+        """How many ranks of one tensor-parallel group the server has on this machine."""
+        return self.server.local_tp or len(self.cards)
 
     @property
     def nvlinked(self) -> bool | None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,14 @@ def read_server(arguments: Sequence[str]) -> Server:
     for flag, value in pairwise([*words, ""]):
         if flag in _FLAGS:
             given[_FLAGS[flag]] = value
-    tp, nodes = _number(given.get("tp")), _number(given.get("nodes")) or 1
-    plain = not given.keys() & {"pp", "first"} and nodes == 1
-    return Server(
-        tp=tp,
-        cards=tp if plain else None,
-        nodes=nodes,
+    group = Server(
+        tp=_number(given.get("tp")),
+        pp=_number(given.get("pp")) or 1,
+        nodes=_number(given.get("nodes")) or 1,
+    )
+    return replace(
+        group,
+        cards=None if given.keys() & {"pp", "first"} else group.local_tp,
         attention_backend=given.get("attention_backend"),
         mla=_mla(given.get("model")),
         algorithm=given.get("algorithm"),

@@ -90,6 +90,10 @@ def linked_pairs() -> Facts:
 CASES: list[tuple[str, State, Facts, str]] = [
     # the cards
     ("gpus", State.ERROR, server(WELL, tp=16), "8 cards, and the server wants 16"),
+    ("gpus", State.OK, server(WELL, tp=16, nodes=2), "8 x NVIDIA RTX PRO 6000"),
+    ("gpus", State.OK, server(WELL, tp=8, pp=2, nodes=2), "8 x NVIDIA RTX PRO 6000"),
+    ("gpus", State.ERROR, server(TWO, tp=8, nodes=2), "2 cards.*wants 4.*--tp 4"),
+    ("gpus", State.ERROR, server(TWO, tp=4, pp=2, nodes=2), "2 cards.*wants 4.*--tp 2"),
     ("gpus", State.ERROR, server(replace(WELL, gpus=()), tp=2), "no card is visible"),
     ("gpus", State.UNKNOWN, replace(WELL, gpus=()), "CUDA_VISIBLE_DEVICES"),
     (
@@ -175,12 +179,33 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="allreduce:tree"), "tree"),
     ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="Ring,Tree"), "Ring"),
     ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="^Tree"), "Tree"),
+    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="allreduce:ring,tree"), "ring,tree"),
+    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="ring;allreduce:tree,nvls"), "nvls"),
+    ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="Tree,NVLS"), "'allreduce:tree,nvls'"),
+    (
+        "nccl-algo",
+        State.ERROR,
+        environ(WELL, NCCL_ALGO="tree;broadcast:ring"),
+        "NCCL_ALGO='allreduce:tree;broadcast:ring'",
+    ),
+    (
+        "nccl-algo",
+        State.ERROR,
+        environ(WELL, NCCL_ALGO="nvls; allreduce:ring,tree"),
+        "NCCL_ALGO='allreduce:ring,tree'",
+    ),
     ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_DISABLE="1"), "unset NCCL_P2P_DISABLE"),
     ("nccl-p2p", State.OK, environ(WELL, NCCL_P2P_DISABLE="0"), "=0"),
     ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_LEVEL="LOC"), "unset NCCL_P2P_LEVEL"),
     ("nccl-graph-file", State.ERROR, environ(WELL, **GRAPH), "cannot be read"),
     ("nccl-graph-file", State.ERROR, environ(graph_file(WELL, 4), **GRAPH), "for 4 cards.*uses 8"),
     ("nccl-graph-file", State.OK, environ(graph_file(WELL, 8), **GRAPH), "/opt/graph.xml"),
+    (
+        "nccl-graph-file",
+        State.OK,
+        environ(graph_file(server(WELL, tp=16, nodes=2), 8), **GRAPH),
+        "/opt/graph.xml",
+    ),
     ("nccl-interface", State.ERROR, environ(WELL, NCCL_SOCKET_IFNAME="ib0"), "there is eth0, lo"),
     ("nccl-interface", State.OK, environ(WELL, NCCL_SOCKET_IFNAME="eth"), "eth0"),
     ("nccl-interface", State.ERROR, environ(WELL, NCCL_SOCKET_IFNAME="=eth"), "no interface"),
@@ -209,6 +234,7 @@ CASES: list[tuple[str, State, Facts, str]] = [
         "SM120",
     ),
     ("expandable-segments", State.ERROR, environ(WELL, **SEGMENTS), "all-reduce: pcie-ipc"),
+    ("expandable-segments", State.UNKNOWN, environ(Facts(), **SEGMENTS), "is taken is not known"),
     ("expandable-segments", State.OK, environ(NVLINK, **SEGMENTS), "custom v2"),
     ("expandable-segments", State.OK, environ(NO_IPC, **SEGMENTS), "nccl"),
     (
@@ -292,6 +318,7 @@ def test_a_machine_that_differs_in_one_thing(
         (server(WELL, deterministic=True), "nccl", "deterministic"),
         (server(WELL, tp=3), "nccl", "for 2, 4, 8 ranks"),
         (server(WELL, nodes=2), "nccl", "several nodes"),
+        (server(TWO, tp=2, nodes=2), "nccl", "several nodes"),
     ],
 )
 def test_the_all_reduce_that_sglang_takes(facts: Facts, name: str, because: str) -> None:

@@ -96,10 +96,11 @@ def test_the_file_of_peer_access(tmp_path: Path) -> None:
             "--tp 8 --attention-backend flashinfer",
             Server(tp=8, cards=8, attention_backend="flashinfer"),
         ),
-        ("--tensor-parallel-size=4 --nnodes 2", Server(tp=4, nodes=2)),
+        ("--tensor-parallel-size=4 --nnodes 2", Server(tp=4, cards=2, nodes=2)),
+        ("--tp 8 --pp-size 2 --nnodes 2", Server(tp=8, pp=2, nodes=2)),
         ("--tp-size x --nnodes 0", Server()),
         ("--tp 2 --base-gpu-id 4", Server(tp=2)),
-        ("--tp 2 --pp-size 2", Server(tp=2)),
+        ("--tp 2 --pp-size 2", Server(tp=2, pp=2)),
         (
             "--speculative-algorithm EAGLE3 --disable-cuda-graph",
             Server(algorithm="EAGLE3", cuda_graph=False),

@@ -29,7 +29,7 @@ class Choice:
 
 def choose(facts: Facts) -> Choice | None:
     """The choice for small messages; ``None`` when the machine is not known well enough."""
-    if facts.world == 1:
+    if facts.world == 1 and facts.server.group_nodes == 1:
         return Choice("none", ("one rank",))
     if not facts.cards or not facts.world:
         return None
@@ -104,13 +104,21 @@ def segments(facts: Facts) -> list[Finding]:
     else:
         return [ok("expandable-segments", "off")]
     chosen = choose(facts)
-    if chosen is not None and chosen.name in ("none", "custom v2", "nccl"):
+    if chosen is None:
+        return [
+            unknown(
+                "expandable-segments",
+                f"{name}={value}, which an all-reduce over CUDA IPC does not stand; which one is "
+                "taken is not known: see all-reduce",
+            )
+        ]
+    if chosen.name in ("none", "custom v2", "nccl"):
         return [ok("expandable-segments", f"on, and the all-reduce ({chosen.name}) allows it")]
     return [
         error(
             "expandable-segments",
             "expandable_segments:True with an all-reduce over CUDA IPC",
-            f"{name}={value}; all-reduce: {chosen.name if chosen else 'not known'}",
+            f"{name}={value}; all-reduce: {chosen.name}",
             "such memory has no IPC handle: the server dies with 'invalid argument' after it has "
             "captured its graphs",
             f"unset {name}, or --disable-custom-all-reduce",
