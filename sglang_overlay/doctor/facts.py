@@ -153,6 +153,15 @@ class Settings:
         env = {k: v for k, v in self.environ.items() if k.startswith("NCCL_")}
         return {**self.nccl_conf, **env}
 
+    @property
+    def expandable_segments(self) -> str:
+        """The variable that gives torch's allocator expandable segments, with its value."""
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            value = self.environ.get(name, "")
+            if "expandable_segments:true" in value.replace(" ", "").lower().split(","):
+                return f"{name}={value}"
+        return ""
+
 
 @dataclass(frozen=True)
 class Cache:

@@ -24,6 +24,7 @@ _FLAGS = {
     "--speculative-algo": "algorithm",
     "--flashinfer-allreduce-fusion-backend": "fusion",
 }
+_NO_FUSION = "--enforce-disable-flashinfer-allreduce-fusion"
 
 
 def read_server(arguments: Sequence[str]) -> Server:
@@ -44,7 +45,7 @@ def read_server(arguments: Sequence[str]) -> Server:
         attention_backend=given.get("attention_backend"),
         mla=_mla(given.get("model")),
         algorithm=given.get("algorithm"),
-        fusion=given.get("fusion"),
+        fusion=None if _NO_FUSION in words else given.get("fusion"),
         custom_all_reduce="--disable-custom-all-reduce" not in words,
         deterministic="--enable-deterministic-inference" in words,
         cuda_graph="--disable-cuda-graph" not in words,

@@ -8,8 +8,10 @@ import pytest
 
 from sglang_overlay.doctor.checks import examine
 from sglang_overlay.doctor.checks.all_reduce import choose
+from sglang_overlay.doctor.checks.fusion import SM120_WORLDS
 from sglang_overlay.doctor.facts import Copy, Facts, Unknown
 from sglang_overlay.doctor.finding import Finding, State
+from sglang_overlay.patchset.pin import patches_folder
 
 from .machine import (
     GIB,
@@ -19,6 +21,7 @@ from .machine import (
     cards,
     conf,
     environ,
+    fused,
     graph_file,
     healthy,
     host,
@@ -34,6 +37,7 @@ WELL, TWO, ONE = healthy(8), healthy(2), healthy(1)
 NVLINK = cards(pairs(WELL, nvlink=True), name="NVIDIA H200", capability=(9, 0))
 NO_IPC = environ(WELL, SGLANG_ENABLE_PCIE_IPC_ALLREDUCE="0")
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"}
+MEASURED = "allreduce-fusion-measured"
 GRAPH = {"NCCL_GRAPH_FILE": "/opt/graph.xml"}
 
 
@@ -227,13 +231,36 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("all-reduce", State.UNKNOWN, pairs(WELL, nvlink=Unknown("no answer")), "links"),
     ("fusion", State.ERROR, server(WELL, fusion="auto"), "gate takes SM90 and SM10X"),
     ("fusion", State.OK, server(NVLINK, fusion="auto"), "auto on SM90"),
+    ("fusion", State.OK, fused(WELL, "trtllm"), "trtllm on SM120: fused.*not measured here"),
+    ("fusion", State.OK, fused(WELL, "auto"), "auto on SM120: fused"),
+    ("fusion", State.ERROR, fused(WELL, "mnnvl"), "multicast.*backend trtllm"),
+    ("fusion", State.ERROR, fused(WELL, "cutedsl", MEASURED), "multicast.*backend measured"),
+    ("fusion", State.ERROR, fused(WELL, "trtllm", nodes=2), "one node.*leave"),
+    ("fusion", State.ERROR, fused(WELL, "measured", MEASURED, nodes=2), "one node.*leave"),
+    ("fusion", State.WARNING, fused(WELL, "trtllm", tp=6), "for 2, 4, 8 ranks"),
+    ("fusion", State.WARNING, fused(WELL, "auto", MEASURED, tp=6), "for 2, 4, 8 ranks"),
+    ("fusion", State.WARNING, environ(fused(WELL, "trtllm"), **SEGMENTS), "usual.*unset PYTORCH"),
+    ("fusion", State.WARNING, pairs(fused(WELL, "trtllm"), peer="no"), "no peer access"),
+    ("fusion", State.WARNING, fused(WELL, "trtllm", deterministic=True), "switches it off"),
+    ("fusion", State.OK, fused(WELL, "measured", MEASURED), "measured on SM120: measured at start"),
+    ("fusion", State.OK, fused(WELL, "auto", MEASURED), "auto on SM120: measured at start"),
+    ("fusion", State.OK, fused(NVLINK, "auto", MEASURED), "auto on SM90: fused"),
+    ("fusion", State.OK, fused(ONE, "trtllm"), "one rank"),
+    ("fusion", State.ERROR, fused(WELL, "measured"), "of our patch allreduce-fusion-measured"),
+    ("fusion", State.ERROR, server(NVLINK, fusion="measured"), "of our patch"),
+    ("fusion", State.ERROR, environ(fused(WELL, "auto"), SGLANG_OVERLAY="0"), "gate takes SM90"),
+    ("fusion", State.UNKNOWN, python(fused(WELL, "auto"), patches=Unknown()), "patches"),
+    ("all-reduce", State.OK, fused(WELL, "auto", MEASURED), "8 ranks: measured at start"),
+    ("all-reduce", State.WARNING, environ(fused(NO_IPC, "trtllm"), **SEGMENTS), "fused: voted out"),
+    ("expandable-segments", State.ERROR, environ(TWO, **SEGMENTS), "all-reduce: custom"),
+    ("expandable-segments", State.OK, environ(WELL, **SEGMENTS), "pcie-ipc"),
+    ("expandable-segments", State.OK, environ(fused(NO_IPC, "trtllm"), **SEGMENTS), "nccl"),
     (
-        "fusion",
-        State.OK,
-        server(python(WELL, patches=("flashinfer-fusion-sm120",)), fusion="trtllm"),
-        "SM120",
+        "expandable-segments",
+        State.ERROR,
+        environ(fused(TWO, "auto", MEASURED), **SEGMENTS),
+        "all-reduce: custom",
     ),
-    ("expandable-segments", State.ERROR, environ(WELL, **SEGMENTS), "all-reduce: pcie-ipc"),
     ("expandable-segments", State.UNKNOWN, environ(Facts(), **SEGMENTS), "is taken is not known"),
     ("expandable-segments", State.OK, environ(NVLINK, **SEGMENTS), "custom v2"),
     ("expandable-segments", State.OK, environ(NO_IPC, **SEGMENTS), "nccl"),
@@ -315,6 +342,11 @@ def test_a_machine_that_differs_in_one_thing(
         (environ(NVLINK, SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2="0"), "custom", ""),
         (environ(NVLINK, CUDA_VISIBLE_DEVICES="GPU-1"), "pcie-ipc", "no numbers"),
         (server(NVLINK, fusion="auto"), "fused", "auto"),
+        (fused(WELL, None), "pcie-ipc", "fused: not without the option"),
+        (fused(WELL, "trtllm", MEASURED), "fused", "trtllm"),
+        (fused(WELL, "auto", MEASURED), "measured at start", "for each number of rows"),
+        (fused(NVLINK, "measured", MEASURED), "measured at start", "PCIe-IPC"),
+        (environ(fused(WELL, "trtllm"), **SEGMENTS), "pcie-ipc", "voted out"),
         (server(WELL, deterministic=True), "nccl", "deterministic"),
         (server(WELL, tp=3), "nccl", "for 2, 4, 8 ranks"),
         (server(WELL, nodes=2), "nccl", "several nodes"),
@@ -326,6 +358,12 @@ def test_the_all_reduce_that_sglang_takes(facts: Facts, name: str, because: str)
     assert choice is not None
     assert choice.name == name
     assert because in "; ".join(choice.because)
+
+
+def test_the_worlds_of_the_fused_kernel_are_those_of_the_patch() -> None:
+    folder = patches_folder()
+    (patch,) = folder.glob("v*/flashinfer-fusion-sm120.patch")
+    assert f"\n+SUPPORTED_WORLD_SIZES = {SM120_WORLDS}\n" in patch.read_text()
 
 
 @pytest.mark.parametrize(

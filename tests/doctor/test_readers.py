@@ -108,6 +108,11 @@ def test_the_file_of_peer_access(tmp_path: Path) -> None:
         ("--disable-custom-all-reduce", Server(custom_all_reduce=False)),
         ("--enable-deterministic-inference", Server(deterministic=True)),
         ("--flashinfer-allreduce-fusion-backend auto", Server(fusion="auto")),
+        (
+            "--flashinfer-allreduce-fusion-backend auto "
+            "--enforce-disable-flashinfer-allreduce-fusion",
+            Server(),
+        ),
         ("python -m sglang.launch_server --port 1 --tp", Server()),
     ],
 )
