@@ -179,14 +179,21 @@ class Cache:
 
 @dataclass(frozen=True)
 class Server:
-    """What the user means to start. ``None`` where the command line does not say."""
+    """What the user means to start. ``None`` where the command line does not say; a backend
+    for prefill or decode alone falls back to ``attention_backend``."""
 
     tp: int | None = None
     pp: int = 1
     cards: int | None = None  # of this machine, from the first on; None: not known, or all
     nodes: int = 1
     attention_backend: str | None = None
-    mla: bool | None = None
+    prefill_backend: str | None = None
+    decode_backend: str | None = None
+    draft_backend: str | None = None
+    attention_mode: str = "prefill"  # of verify and draft-extend
+    mla: bool | None = None  # of the target
+    own_drafter: bool = False  # a draft model of its own; else layers of the target draft
+    draft_mla: bool | None = None  # of that draft model
     algorithm: str | None = None
     fusion: str | None = None
     custom_all_reduce: bool = True

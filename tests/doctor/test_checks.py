@@ -80,6 +80,11 @@ def copied_eight() -> Facts:
     return replace(WELL, copies=tuple(copies))
 
 
+def stock(**changes: object) -> Facts:
+    """Eight cards, no patch, and a server like this."""
+    return python(server(WELL, **changes), patches=())
+
+
 def linked_pairs() -> Facts:
     """Four cards: 0 and 1 have an NVLink, 2 and 3 have one; node 0 has the first two."""
     far = healthy(4)
@@ -290,6 +295,68 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("eagle-graphs", State.ERROR, server(WELL, attention_backend="fa3"), "no server with EAGLE"),
     ("eagle-graphs", State.UNKNOWN, server(WELL, attention_backend="own"), "not in the table"),
     ("eagle-graphs", State.UNKNOWN, server(WELL, algorithm="NGRAM"), "NGRAM"),
+    ("eagle-graphs", State.UNKNOWN, Facts(), "doctor -- the server's arguments"),
+    ("eagle-graphs", State.OK, server(Facts(), attention_backend="triton"), "every pass"),
+    ("eagle-graphs", State.OK, WELL, "every pass in a graph, with SGLang's default backend"),
+    # Kimi-K2.5 has MLA, its EAGLE-3 drafter is a small Llama
+    (
+        "eagle-graphs",
+        State.OK,
+        stock(attention_backend="flashinfer", mla=True, own_drafter=True, draft_mla=False),
+        "flashinfer, MHA and flashinfer, MLA: every pass",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(attention_backend="flashinfer", mla=False, own_drafter=True, draft_mla=True),
+        "draft-extend is eager",
+    ),
+    (
+        "eagle-graphs",
+        State.UNKNOWN,
+        stock(attention_backend="flashinfer", mla=True, own_drafter=True),
+        "whether the draft model has MLA.*draft-extend eager",
+    ),
+    ("eagle-graphs", State.UNKNOWN, stock(attention_backend="flashinfer"), "whether the model has"),
+    ("eagle-graphs", State.OK, server(WELL, attention_backend="flashinfer"), "every pass"),
+    (
+        "eagle-graphs",
+        State.OK,
+        stock(attention_backend="flashinfer", mla=True, draft_backend="triton"),
+        "draft captured .triton., verify captured .flashinfer, MLA., draft-extend captured .triton",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(attention_backend="triton", mla=True, draft_backend="flashinfer"),
+        "draft-extend is eager.*--speculative-draft-attention-backend triton",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(prefill_backend="flashinfer", decode_backend="triton", mla=True),
+        "draft captured .triton.*draft-extend eager .flashinfer, MLA.",
+    ),
+    (
+        "eagle-graphs",
+        State.OK,
+        stock(
+            prefill_backend="flashinfer", decode_backend="triton", mla=True, attention_mode="decode"
+        ),
+        "triton: every pass",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(decode_backend="flashinfer", mla=True, attention_mode="decode"),
+        "flashinfer, MLA: draft-extend is eager",
+    ),
+    (
+        "eagle-graphs",
+        State.ERROR,
+        server(WELL, attention_backend="triton", draft_backend="fa3"),
+        "no server.*--speculative-draft-attention-backend triton",
+    ),
     ("eagle-graphs", State.UNKNOWN, NVLINK, "table is for SM120"),
     # the host
     ("numa-balancing", State.WARNING, host(WELL, numa_balancing=True), "numa_balancing=0"),

@@ -103,7 +103,16 @@ def test_the_file_of_peer_access(tmp_path: Path) -> None:
         ("--tp 2 --pp-size 2", Server(tp=2, pp=2)),
         (
             "--speculative-algorithm EAGLE3 --disable-cuda-graph",
-            Server(algorithm="EAGLE3", cuda_graph=False),
+            Server(algorithm="EAGLE3", own_drafter=True, cuda_graph=False),
+        ),
+        ("--speculative-algo NEXTN", Server(algorithm="NEXTN")),
+        ("--speculative-draft-model a/b", Server(own_drafter=True)),
+        (
+            "--prefill-attention-backend a --decode-attention-backend=b "
+            "--speculative-draft-attention-backend c --speculative-attention-mode decode",
+            Server(
+                prefill_backend="a", decode_backend="b", draft_backend="c", attention_mode="decode"
+            ),
         ),
         ("--disable-custom-all-reduce", Server(custom_all_reduce=False)),
         ("--enable-deterministic-inference", Server(deterministic=True)),
@@ -134,6 +143,15 @@ def test_whether_the_model_has_mla(tmp_path: Path, config: object, mla: bool | N
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_server(["--model-path", str(tmp_path)]).mla is mla
+
+
+def test_the_draft_model_is_asked_for_its_own_attention(tmp_path: Path) -> None:
+    for name, config in (("target", {"kv_lora_rank": 512}), ("drafter", {"hidden_size": 4096})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    line = ["--model", str(tmp_path / "target"), "--speculative-draft-model-path"]
+    server = read_server([*line, str(tmp_path / "drafter")])
+    assert (server.mla, server.own_drafter, server.draft_mla) == (True, True, False)
 
 
 @pytest.fixture
