@@ -373,6 +373,8 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("peer-file", State.WARNING, cache(TWO, peers_file="/p", peers={"0->1": False}), "rm /p"),
     ("peer-file", State.WARNING, cache(TWO, peers_file="/p", peers={}), "0->1 is not in it"),
     ("peer-file", State.ERROR, cache(TWO, peers_file="/p", peers=Unknown("cut")), "cut"),
+    ("peer-file", State.UNKNOWN, cache(TWO, peers=Unknown("denied")), "denied"),
+    ("cache-disk", State.UNKNOWN, cache(WELL, writable=Unknown("denied")), "denied.*as the user"),
     ("peer-file", State.OK, cache(TWO, peers_file="/p", peers={"0->1": True}), "/p"),
     (
         "sitecustomize",

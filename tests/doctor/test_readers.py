@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -13,6 +14,20 @@ from sglang_overlay.doctor.facts import Python, Server, Unknown
 from sglang_overlay.doctor.python import read_python
 from sglang_overlay.doctor.server import read_server
 from sglang_overlay.doctor.settings import read_settings
+
+READ = ["free", "filesystem", "writable", "built", "peers"]
+#: Prints which facts of the cache are unknown to a user who is not root, and why.
+AS_NOBODY = """
+import json, os, sys
+from pathlib import Path
+import psutil
+from sglang_overlay.doctor import cache, facts
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+found = vars(cache.read_cache(json.loads(sys.argv[1]), Path(sys.argv[2])))
+unknown = {n: v.why.split(": ")[-1] for n, v in found.items() if isinstance(v, facts.Unknown)}
+print(json.dumps(dict(sorted(unknown.items()))))
+"""
 
 
 def test_only_what_matters_is_kept_of_the_environment_and_secrets_are_not(tmp_path: Path) -> None:
@@ -86,6 +101,40 @@ def test_the_file_of_peer_access(tmp_path: Path) -> None:
     assert read_cache({"CUDA_VISIBLE_DEVICES": "2,3"}, tmp_path).peers is None
     file.write_text('{"0->1": fal')
     assert isinstance(read_cache({}, tmp_path).peers, Unknown)
+
+
+@pytest.mark.parametrize(
+    ("environ", "home", "closed"),
+    [
+        ({}, "closed", READ),
+        ({"SGLANG_CACHE_DIR": "{}/closed"}, "open", ["built", "peers"]),
+        ({"SGLANG_CACHE_DIR": "{}/closed/cache"}, "open", READ),
+        ({"FLASHINFER_WORKSPACE_BASE": "{}/closed"}, "open", ["built"]),
+        ({"SGLANG_CACHE_DIR": "{}/locked"}, "open", ["peers"]),
+    ],
+)
+def test_what_a_user_may_not_look_into_is_unknown(
+    environ: dict[str, str], home: str, closed: list[str]
+) -> None:
+    # Not tmp_path, which is its owner's alone from further up.
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for folder in ("closed", "open", "locked"):
+            (root / folder).mkdir()
+        file = root / "locked/gpu_p2p_access_cache_for_0,1.json"
+        file.write_text("{}")
+        for path, mode in ((root, 0o755), (root / "closed", 0), (file, 0)):
+            path.chmod(mode)
+        given = {key: value.format(root) for key, value in environ.items()}
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, json.dumps(given), str(root / home)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        (root / "closed").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == dict.fromkeys(sorted(closed), "Permission denied")
 
 
 @pytest.mark.parametrize(

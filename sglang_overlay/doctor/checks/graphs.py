@@ -80,7 +80,9 @@ def eagle(facts: Facts) -> list[Finding]:
     kinds = _kinds(server)
     rows = [_rows(server, target, drafter) for target, drafter in kinds]
     if strange := {row for one in rows for row in one.values()} - table().keys():
-        return [unknown(id, f"{', '.join(strange)} is not in the table: {', '.join(table())}")]
+        return [
+            unknown(id, f"{', '.join(sorted(strange))} is not in the table: {', '.join(table())}")
+        ]
     found = [Passes(one, {p: table()[row][p][patched] for p, row in one.items()}) for one in rows]
     bad = [one for one in found if set(one.verdicts.values()) != {"captured"}]
     if bad and any(one.verdicts != bad[0].verdicts for one in found):
