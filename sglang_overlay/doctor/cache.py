@@ -1,9 +1,11 @@
 """Where SGLang and its libraries keep the kernels that they build at start."""
 
+import fnmatch
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from glob import escape
 from pathlib import Path
 
 from .facts import Cache, Maybe, Unknown
@@ -11,7 +13,8 @@ from .facts import Cache, Maybe, Unknown
 
 def read_cache(environ: Mapping[str, str], home: Path) -> Cache:
     """The folder as SGLang 0.5.23 chooses it (``third_party_cache_defaults``): FlashInfer's,
-    Triton's and its own kernels lie below ``SGLANG_CACHE_DIR``."""
+    Triton's and its own kernels lie below ``SGLANG_CACHE_DIR``. What this user may not look
+    into is unknown."""
     chosen = environ.get("SGLANG_CACHE_DIR", "~/.cache/sglang")
     folder = home / chosen.removeprefix("~/") if chosen.startswith("~/") else Path(chosen)
     there = _existing(folder)
@@ -19,17 +22,37 @@ def read_cache(environ: Mapping[str, str], home: Path) -> Cache:
     peers_file, peers = _peers(folder, environ.get("CUDA_VISIBLE_DEVICES"))
     return Cache(
         folder=str(folder),
-        free=_free(there),
-        filesystem=_filesystem(there),
-        writable=os.access(there, os.W_OK | os.X_OK),
+        free=there if isinstance(there, Unknown) else _free(there),
+        filesystem=there if isinstance(there, Unknown) else _filesystem(there),
+        writable=there if isinstance(there, Unknown) else os.access(there, os.W_OK | os.X_OK),
         built=_built(base / ".cache" / "flashinfer"),
         peers_file=peers_file,
         peers=peers,
     )
 
 
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+def _existing(folder: Path) -> Maybe[Path]:
+    """``folder``, or the nearest above it that is there."""
+    for path in (folder, *folder.absolute().parents):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return Unknown(f"{path}: {error.strerror}")
+        return path
+    return Unknown(f"{folder}: nothing above it is there")
+
+
+def _names(folder: Path) -> Maybe[list[str]]:
+    """What lies in ``folder``, nothing where it is not there. ``Path.glob`` would pass over a
+    folder that may not be read, as if it were empty."""
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        return Unknown(f"{folder}: {error.strerror}")
 
 
 def _free(folder: Path) -> Maybe[int]:
@@ -53,6 +76,9 @@ def _filesystem(folder: Path) -> Maybe[str]:
 
 def _built(folder: Path) -> Maybe[int]:
     """How many modules FlashInfer has built, over all of its versions and architectures."""
+    names = _names(folder)
+    if isinstance(names, Unknown):
+        return names
     try:
         return sum(1 for _ in folder.glob("*/*/cached_ops/*/*.so"))
     except OSError as error:
@@ -60,16 +86,18 @@ def _built(folder: Path) -> Maybe[int]:
 
 
 def _peers(folder: Path, visible: str | None) -> tuple[str, Maybe[Mapping[str, bool] | None]]:
-    """SGLang's file of peer access. Its name ends in the visible cards, or all their indices."""
-    if visible is None:
-        files = sorted(folder.glob("gpu_p2p_access_cache_for_0*.json"))
-    else:
-        files = [folder / f"gpu_p2p_access_cache_for_{visible}.json"]
-    for file in files[-1:]:
+    """SGLang's file of peer access, without a name where it may not be read. Its name ends in
+    the visible cards, or all their indices."""
+    names = _names(folder)
+    if isinstance(names, Unknown):
+        return "", names
+    wanted = f"gpu_p2p_access_cache_for_{'0*' if visible is None else escape(visible)}.json"
+    for name in fnmatch.filter(names, wanted)[-1:]:
+        file = folder / name
         try:
             return str(file), dict(json.loads(file.read_text()))
-        except FileNotFoundError:
-            break
-        except (OSError, ValueError, TypeError) as error:
+        except OSError as error:
+            return "", Unknown(f"{file}: {error.strerror}")
+        except (ValueError, TypeError) as error:
             return str(file), Unknown(f"{file}: {error}")
     return "", None

@@ -153,6 +153,15 @@ class Settings:
         env = {k: v for k, v in self.environ.items() if k.startswith("NCCL_")}
         return {**self.nccl_conf, **env}
 
+    @property
+    def expandable_segments(self) -> str:
+        """The variable that gives torch's allocator expandable segments, with its value."""
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            value = self.environ.get(name, "")
+            if "expandable_segments:true" in value.replace(" ", "").lower().split(","):
+                return f"{name}={value}"
+        return ""
+
 
 @dataclass(frozen=True)
 class Cache:
@@ -170,18 +179,36 @@ class Cache:
 
 @dataclass(frozen=True)
 class Server:
-    """What the user means to start. ``None`` where the command line does not say."""
+    """What the user means to start. ``None`` where the command line does not say; a backend
+    for prefill or decode alone falls back to ``attention_backend``."""
 
     tp: int | None = None
-    cards: int | None = None  # how many it takes, from the first on; None: not known, or all
+    pp: int = 1
+    cards: int | None = None  # of this machine, from the first on; None: not known, or all
     nodes: int = 1
     attention_backend: str | None = None
-    mla: bool | None = None
+    prefill_backend: str | None = None
+    decode_backend: str | None = None
+    draft_backend: str | None = None
+    attention_mode: str = "prefill"  # of verify and draft-extend
+    mla: bool | None = None  # of the target
+    own_drafter: bool = False  # a draft model of its own; else layers of the target draft
+    draft_mla: bool | None = None  # of that draft model
     algorithm: str | None = None
     fusion: str | None = None
     custom_all_reduce: bool = True
     deterministic: bool = False
     cuda_graph: bool = True
+
+    @property
+    def group_nodes(self) -> int:
+        """Over how many nodes one tensor-parallel group goes: pipeline stages come first."""
+        return max(self.nodes // self.pp, 1)
+
+    @property
+    def local_tp(self) -> int | None:
+        """How many ranks of one tensor-parallel group are on this machine."""
+        return self.tp and max(self.tp // self.group_nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -233,8 +260,8 @@ class Facts:
 
     @property
     def world(self) -> int:
-        """How many cards the server will use on this machine."""
-        return self.server.tp or len(self.cards)
+        """How many ranks of one tensor-parallel group the server has on this machine."""
+        return self.server.local_tp or len(self.cards)
 
     @property
     def nvlinked(self) -> bool | None:

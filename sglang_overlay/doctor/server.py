@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,19 @@ _FLAGS = {
     "--model": "model",
     "--model-path": "model",
     "--attention-backend": "attention_backend",
+    "--prefill-attention-backend": "prefill_backend",
+    "--decode-attention-backend": "decode_backend",
+    "--speculative-draft-attention-backend": "draft_backend",
+    "--speculative-attention-mode": "attention_mode",
+    "--speculative-draft-model-path": "drafter",
+    "--speculative-draft-model": "drafter",
     "--speculative-algorithm": "algorithm",
     "--speculative-algo": "algorithm",
     "--flashinfer-allreduce-fusion-backend": "fusion",
 }
+# These have no draft layers in the target's own checkpoint.
+_OWN_DRAFTER = {"EAGLE3", "STANDALONE"}
+_NO_FUSION = "--enforce-disable-flashinfer-allreduce-fusion"
 
 
 def read_server(arguments: Sequence[str]) -> Server:
@@ -32,16 +42,24 @@ def read_server(arguments: Sequence[str]) -> Server:
     for flag, value in pairwise([*words, ""]):
         if flag in _FLAGS:
             given[_FLAGS[flag]] = value
-    tp, nodes = _number(given.get("tp")), _number(given.get("nodes")) or 1
-    plain = not given.keys() & {"pp", "first"} and nodes == 1
-    return Server(
-        tp=tp,
-        cards=tp if plain else None,
-        nodes=nodes,
+    group = Server(
+        tp=_number(given.get("tp")),
+        pp=_number(given.get("pp")) or 1,
+        nodes=_number(given.get("nodes")) or 1,
+    )
+    return replace(
+        group,
+        cards=None if given.keys() & {"pp", "first"} else group.local_tp,
         attention_backend=given.get("attention_backend"),
+        prefill_backend=given.get("prefill_backend"),
+        decode_backend=given.get("decode_backend"),
+        draft_backend=given.get("draft_backend"),
+        attention_mode=given.get("attention_mode", "prefill"),
         mla=_mla(given.get("model")),
+        own_drafter="drafter" in given or given.get("algorithm", "").upper() in _OWN_DRAFTER,
+        draft_mla=_mla(given.get("drafter")),
         algorithm=given.get("algorithm"),
-        fusion=given.get("fusion"),
+        fusion=None if _NO_FUSION in words else given.get("fusion"),
         custom_all_reduce="--disable-custom-all-reduce" not in words,
         deterministic="--enable-deterministic-inference" in words,
         cuda_graph="--disable-cuda-graph" not in words,

@@ -152,6 +152,12 @@ def server(facts: Facts, **changes: Any) -> Facts:
     return replace(facts, server=replace(facts.server, **changes))
 
 
+def fused(facts: Facts, backend: str | None, *patches: str, **changes: Any) -> Facts:
+    """A server with this FlashInfer backend, and flashinfer-fusion-sm120 and ``patches`` active."""
+    active = ("flashinfer-fusion-sm120", *patches)
+    return python(server(facts, fusion=backend, **changes), patches=active)
+
+
 def conf(facts: Facts, **variables: str) -> Facts:
     """Settings that stand in ``/etc/nccl.conf``."""
     settings = replace(facts.settings, nccl_conf=variables, nccl_conf_file="/etc/nccl.conf")

@@ -8,8 +8,10 @@ import pytest
 
 from sglang_overlay.doctor.checks import examine
 from sglang_overlay.doctor.checks.all_reduce import choose
+from sglang_overlay.doctor.checks.fusion import SM120_WORLDS
 from sglang_overlay.doctor.facts import Copy, Facts, Unknown
 from sglang_overlay.doctor.finding import Finding, State
+from sglang_overlay.patchset.pin import patches_folder
 
 from .machine import (
     GIB,
@@ -19,6 +21,7 @@ from .machine import (
     cards,
     conf,
     environ,
+    fused,
     graph_file,
     healthy,
     host,
@@ -34,6 +37,7 @@ WELL, TWO, ONE = healthy(8), healthy(2), healthy(1)
 NVLINK = cards(pairs(WELL, nvlink=True), name="NVIDIA H200", capability=(9, 0))
 NO_IPC = environ(WELL, SGLANG_ENABLE_PCIE_IPC_ALLREDUCE="0")
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"}
+MEASURED = "allreduce-fusion-measured"
 GRAPH = {"NCCL_GRAPH_FILE": "/opt/graph.xml"}
 
 
@@ -76,6 +80,11 @@ def copied_eight() -> Facts:
     return replace(WELL, copies=tuple(copies))
 
 
+def stock(**changes: object) -> Facts:
+    """Eight cards, no patch, and a server like this."""
+    return python(server(WELL, **changes), patches=())
+
+
 def linked_pairs() -> Facts:
     """Four cards: 0 and 1 have an NVLink, 2 and 3 have one; node 0 has the first two."""
     far = healthy(4)
@@ -90,6 +99,10 @@ def linked_pairs() -> Facts:
 CASES: list[tuple[str, State, Facts, str]] = [
     # the cards
     ("gpus", State.ERROR, server(WELL, tp=16), "8 cards, and the server wants 16"),
+    ("gpus", State.OK, server(WELL, tp=16, nodes=2), "8 x NVIDIA RTX PRO 6000"),
+    ("gpus", State.OK, server(WELL, tp=8, pp=2, nodes=2), "8 x NVIDIA RTX PRO 6000"),
+    ("gpus", State.ERROR, server(TWO, tp=8, nodes=2), "2 cards.*wants 4.*--tp 4"),
+    ("gpus", State.ERROR, server(TWO, tp=4, pp=2, nodes=2), "2 cards.*wants 4.*--tp 2"),
     ("gpus", State.ERROR, server(replace(WELL, gpus=()), tp=2), "no card is visible"),
     ("gpus", State.UNKNOWN, replace(WELL, gpus=()), "CUDA_VISIBLE_DEVICES"),
     (
@@ -175,12 +188,33 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="allreduce:tree"), "tree"),
     ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="Ring,Tree"), "Ring"),
     ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="^Tree"), "Tree"),
+    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="allreduce:ring,tree"), "ring,tree"),
+    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="ring;allreduce:tree,nvls"), "nvls"),
+    ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="Tree,NVLS"), "'allreduce:tree,nvls'"),
+    (
+        "nccl-algo",
+        State.ERROR,
+        environ(WELL, NCCL_ALGO="tree;broadcast:ring"),
+        "NCCL_ALGO='allreduce:tree;broadcast:ring'",
+    ),
+    (
+        "nccl-algo",
+        State.ERROR,
+        environ(WELL, NCCL_ALGO="nvls; allreduce:ring,tree"),
+        "NCCL_ALGO='allreduce:ring,tree'",
+    ),
     ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_DISABLE="1"), "unset NCCL_P2P_DISABLE"),
     ("nccl-p2p", State.OK, environ(WELL, NCCL_P2P_DISABLE="0"), "=0"),
     ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_LEVEL="LOC"), "unset NCCL_P2P_LEVEL"),
     ("nccl-graph-file", State.ERROR, environ(WELL, **GRAPH), "cannot be read"),
     ("nccl-graph-file", State.ERROR, environ(graph_file(WELL, 4), **GRAPH), "for 4 cards.*uses 8"),
     ("nccl-graph-file", State.OK, environ(graph_file(WELL, 8), **GRAPH), "/opt/graph.xml"),
+    (
+        "nccl-graph-file",
+        State.OK,
+        environ(graph_file(server(WELL, tp=16, nodes=2), 8), **GRAPH),
+        "/opt/graph.xml",
+    ),
     ("nccl-interface", State.ERROR, environ(WELL, NCCL_SOCKET_IFNAME="ib0"), "there is eth0, lo"),
     ("nccl-interface", State.OK, environ(WELL, NCCL_SOCKET_IFNAME="eth"), "eth0"),
     ("nccl-interface", State.ERROR, environ(WELL, NCCL_SOCKET_IFNAME="=eth"), "no interface"),
@@ -202,13 +236,37 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("all-reduce", State.UNKNOWN, pairs(WELL, nvlink=Unknown("no answer")), "links"),
     ("fusion", State.ERROR, server(WELL, fusion="auto"), "gate takes SM90 and SM10X"),
     ("fusion", State.OK, server(NVLINK, fusion="auto"), "auto on SM90"),
+    ("fusion", State.OK, fused(WELL, "trtllm"), "trtllm on SM120: fused.*not measured here"),
+    ("fusion", State.OK, fused(WELL, "auto"), "auto on SM120: fused"),
+    ("fusion", State.ERROR, fused(WELL, "mnnvl"), "multicast.*backend trtllm"),
+    ("fusion", State.ERROR, fused(WELL, "cutedsl", MEASURED), "multicast.*backend measured"),
+    ("fusion", State.ERROR, fused(WELL, "trtllm", nodes=2), "one node.*leave"),
+    ("fusion", State.ERROR, fused(WELL, "measured", MEASURED, nodes=2), "one node.*leave"),
+    ("fusion", State.WARNING, fused(WELL, "trtllm", tp=6), "for 2, 4, 8 ranks"),
+    ("fusion", State.WARNING, fused(WELL, "auto", MEASURED, tp=6), "for 2, 4, 8 ranks"),
+    ("fusion", State.WARNING, environ(fused(WELL, "trtllm"), **SEGMENTS), "usual.*unset PYTORCH"),
+    ("fusion", State.WARNING, pairs(fused(WELL, "trtllm"), peer="no"), "no peer access"),
+    ("fusion", State.WARNING, fused(WELL, "trtllm", deterministic=True), "switches it off"),
+    ("fusion", State.OK, fused(WELL, "measured", MEASURED), "measured on SM120: measured at start"),
+    ("fusion", State.OK, fused(WELL, "auto", MEASURED), "auto on SM120: measured at start"),
+    ("fusion", State.OK, fused(NVLINK, "auto", MEASURED), "auto on SM90: fused"),
+    ("fusion", State.OK, fused(ONE, "trtllm"), "one rank"),
+    ("fusion", State.ERROR, fused(WELL, "measured"), "of our patch allreduce-fusion-measured"),
+    ("fusion", State.ERROR, server(NVLINK, fusion="measured"), "of our patch"),
+    ("fusion", State.ERROR, environ(fused(WELL, "auto"), SGLANG_OVERLAY="0"), "gate takes SM90"),
+    ("fusion", State.UNKNOWN, python(fused(WELL, "auto"), patches=Unknown()), "patches"),
+    ("all-reduce", State.OK, fused(WELL, "auto", MEASURED), "8 ranks: measured at start"),
+    ("all-reduce", State.WARNING, environ(fused(NO_IPC, "trtllm"), **SEGMENTS), "fused: voted out"),
+    ("expandable-segments", State.ERROR, environ(TWO, **SEGMENTS), "all-reduce: custom"),
+    ("expandable-segments", State.OK, environ(WELL, **SEGMENTS), "pcie-ipc"),
+    ("expandable-segments", State.OK, environ(fused(NO_IPC, "trtllm"), **SEGMENTS), "nccl"),
     (
-        "fusion",
-        State.OK,
-        server(python(WELL, patches=("flashinfer-fusion-sm120",)), fusion="trtllm"),
-        "SM120",
+        "expandable-segments",
+        State.ERROR,
+        environ(fused(TWO, "auto", MEASURED), **SEGMENTS),
+        "all-reduce: custom",
     ),
-    ("expandable-segments", State.ERROR, environ(WELL, **SEGMENTS), "all-reduce: pcie-ipc"),
+    ("expandable-segments", State.UNKNOWN, environ(Facts(), **SEGMENTS), "is taken is not known"),
     ("expandable-segments", State.OK, environ(NVLINK, **SEGMENTS), "custom v2"),
     ("expandable-segments", State.OK, environ(NO_IPC, **SEGMENTS), "nccl"),
     (
@@ -237,6 +295,68 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("eagle-graphs", State.ERROR, server(WELL, attention_backend="fa3"), "no server with EAGLE"),
     ("eagle-graphs", State.UNKNOWN, server(WELL, attention_backend="own"), "not in the table"),
     ("eagle-graphs", State.UNKNOWN, server(WELL, algorithm="NGRAM"), "NGRAM"),
+    ("eagle-graphs", State.UNKNOWN, Facts(), "doctor -- the server's arguments"),
+    ("eagle-graphs", State.OK, server(Facts(), attention_backend="triton"), "every pass"),
+    ("eagle-graphs", State.OK, WELL, "every pass in a graph, with SGLang's default backend"),
+    # Kimi-K2.5 has MLA, its EAGLE-3 drafter is a small Llama
+    (
+        "eagle-graphs",
+        State.OK,
+        stock(attention_backend="flashinfer", mla=True, own_drafter=True, draft_mla=False),
+        "flashinfer, MHA and flashinfer, MLA: every pass",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(attention_backend="flashinfer", mla=False, own_drafter=True, draft_mla=True),
+        "draft-extend is eager",
+    ),
+    (
+        "eagle-graphs",
+        State.UNKNOWN,
+        stock(attention_backend="flashinfer", mla=True, own_drafter=True),
+        "whether the draft model has MLA.*draft-extend eager",
+    ),
+    ("eagle-graphs", State.UNKNOWN, stock(attention_backend="flashinfer"), "whether the model has"),
+    ("eagle-graphs", State.OK, server(WELL, attention_backend="flashinfer"), "every pass"),
+    (
+        "eagle-graphs",
+        State.OK,
+        stock(attention_backend="flashinfer", mla=True, draft_backend="triton"),
+        "draft captured .triton., verify captured .flashinfer, MLA., draft-extend captured .triton",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(attention_backend="triton", mla=True, draft_backend="flashinfer"),
+        "draft-extend is eager.*--speculative-draft-attention-backend triton",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(prefill_backend="flashinfer", decode_backend="triton", mla=True),
+        "draft captured .triton.*draft-extend eager .flashinfer, MLA.",
+    ),
+    (
+        "eagle-graphs",
+        State.OK,
+        stock(
+            prefill_backend="flashinfer", decode_backend="triton", mla=True, attention_mode="decode"
+        ),
+        "triton: every pass",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        stock(decode_backend="flashinfer", mla=True, attention_mode="decode"),
+        "flashinfer, MLA: draft-extend is eager",
+    ),
+    (
+        "eagle-graphs",
+        State.ERROR,
+        server(WELL, attention_backend="triton", draft_backend="fa3"),
+        "no server.*--speculative-draft-attention-backend triton",
+    ),
     ("eagle-graphs", State.UNKNOWN, NVLINK, "table is for SM120"),
     # the host
     ("numa-balancing", State.WARNING, host(WELL, numa_balancing=True), "numa_balancing=0"),
@@ -253,6 +373,8 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("peer-file", State.WARNING, cache(TWO, peers_file="/p", peers={"0->1": False}), "rm /p"),
     ("peer-file", State.WARNING, cache(TWO, peers_file="/p", peers={}), "0->1 is not in it"),
     ("peer-file", State.ERROR, cache(TWO, peers_file="/p", peers=Unknown("cut")), "cut"),
+    ("peer-file", State.UNKNOWN, cache(TWO, peers=Unknown("denied")), "denied"),
+    ("cache-disk", State.UNKNOWN, cache(WELL, writable=Unknown("denied")), "denied.*as the user"),
     ("peer-file", State.OK, cache(TWO, peers_file="/p", peers={"0->1": True}), "/p"),
     (
         "sitecustomize",
@@ -289,9 +411,15 @@ def test_a_machine_that_differs_in_one_thing(
         (environ(NVLINK, SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2="0"), "custom", ""),
         (environ(NVLINK, CUDA_VISIBLE_DEVICES="GPU-1"), "pcie-ipc", "no numbers"),
         (server(NVLINK, fusion="auto"), "fused", "auto"),
+        (fused(WELL, None), "pcie-ipc", "fused: not without the option"),
+        (fused(WELL, "trtllm", MEASURED), "fused", "trtllm"),
+        (fused(WELL, "auto", MEASURED), "measured at start", "for each number of rows"),
+        (fused(NVLINK, "measured", MEASURED), "measured at start", "PCIe-IPC"),
+        (environ(fused(WELL, "trtllm"), **SEGMENTS), "pcie-ipc", "voted out"),
         (server(WELL, deterministic=True), "nccl", "deterministic"),
         (server(WELL, tp=3), "nccl", "for 2, 4, 8 ranks"),
         (server(WELL, nodes=2), "nccl", "several nodes"),
+        (server(TWO, tp=2, nodes=2), "nccl", "several nodes"),
     ],
 )
 def test_the_all_reduce_that_sglang_takes(facts: Facts, name: str, because: str) -> None:
@@ -299,6 +427,12 @@ def test_the_all_reduce_that_sglang_takes(facts: Facts, name: str, because: str)
     assert choice is not None
     assert choice.name == name
     assert because in "; ".join(choice.because)
+
+
+def test_the_worlds_of_the_fused_kernel_are_those_of_the_patch() -> None:
+    folder = patches_folder()
+    (patch,) = folder.glob("v*/flashinfer-fusion-sm120.patch")
+    assert f"\n+SUPPORTED_WORLD_SIZES = {SM120_WORLDS}\n" in patch.read_text()
 
 
 @pytest.mark.parametrize(

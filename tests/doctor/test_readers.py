@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -13,6 +14,20 @@ from sglang_overlay.doctor.facts import Python, Server, Unknown
 from sglang_overlay.doctor.python import read_python
 from sglang_overlay.doctor.server import read_server
 from sglang_overlay.doctor.settings import read_settings
+
+READ = ["free", "filesystem", "writable", "built", "peers"]
+#: Prints which facts of the cache are unknown to a user who is not root, and why.
+AS_NOBODY = """
+import json, os, sys
+from pathlib import Path
+import psutil
+from sglang_overlay.doctor import cache, facts
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+found = vars(cache.read_cache(json.loads(sys.argv[1]), Path(sys.argv[2])))
+unknown = {n: v.why.split(": ")[-1] for n, v in found.items() if isinstance(v, facts.Unknown)}
+print(json.dumps(dict(sorted(unknown.items()))))
+"""
 
 
 def test_only_what_matters_is_kept_of_the_environment_and_secrets_are_not(tmp_path: Path) -> None:
@@ -89,6 +104,40 @@ def test_the_file_of_peer_access(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("environ", "home", "closed"),
+    [
+        ({}, "closed", READ),
+        ({"SGLANG_CACHE_DIR": "{}/closed"}, "open", ["built", "peers"]),
+        ({"SGLANG_CACHE_DIR": "{}/closed/cache"}, "open", READ),
+        ({"FLASHINFER_WORKSPACE_BASE": "{}/closed"}, "open", ["built"]),
+        ({"SGLANG_CACHE_DIR": "{}/locked"}, "open", ["peers"]),
+    ],
+)
+def test_what_a_user_may_not_look_into_is_unknown(
+    environ: dict[str, str], home: str, closed: list[str]
+) -> None:
+    # Not tmp_path, which is its owner's alone from further up.
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for folder in ("closed", "open", "locked"):
+            (root / folder).mkdir()
+        file = root / "locked/gpu_p2p_access_cache_for_0,1.json"
+        file.write_text("{}")
+        for path, mode in ((root, 0o755), (root / "closed", 0), (file, 0)):
+            path.chmod(mode)
+        given = {key: value.format(root) for key, value in environ.items()}
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, json.dumps(given), str(root / home)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        (root / "closed").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == dict.fromkeys(sorted(closed), "Permission denied")
+
+
+@pytest.mark.parametrize(
     ("line", "server"),
     [
         ("", Server()),
@@ -96,17 +145,32 @@ def test_the_file_of_peer_access(tmp_path: Path) -> None:
             "--tp 8 --attention-backend flashinfer",
             Server(tp=8, cards=8, attention_backend="flashinfer"),
         ),
-        ("--tensor-parallel-size=4 --nnodes 2", Server(tp=4, nodes=2)),
+        ("--tensor-parallel-size=4 --nnodes 2", Server(tp=4, cards=2, nodes=2)),
+        ("--tp 8 --pp-size 2 --nnodes 2", Server(tp=8, pp=2, nodes=2)),
         ("--tp-size x --nnodes 0", Server()),
         ("--tp 2 --base-gpu-id 4", Server(tp=2)),
-        ("--tp 2 --pp-size 2", Server(tp=2)),
+        ("--tp 2 --pp-size 2", Server(tp=2, pp=2)),
         (
             "--speculative-algorithm EAGLE3 --disable-cuda-graph",
-            Server(algorithm="EAGLE3", cuda_graph=False),
+            Server(algorithm="EAGLE3", own_drafter=True, cuda_graph=False),
+        ),
+        ("--speculative-algo NEXTN", Server(algorithm="NEXTN")),
+        ("--speculative-draft-model a/b", Server(own_drafter=True)),
+        (
+            "--prefill-attention-backend a --decode-attention-backend=b "
+            "--speculative-draft-attention-backend c --speculative-attention-mode decode",
+            Server(
+                prefill_backend="a", decode_backend="b", draft_backend="c", attention_mode="decode"
+            ),
         ),
         ("--disable-custom-all-reduce", Server(custom_all_reduce=False)),
         ("--enable-deterministic-inference", Server(deterministic=True)),
         ("--flashinfer-allreduce-fusion-backend auto", Server(fusion="auto")),
+        (
+            "--flashinfer-allreduce-fusion-backend auto "
+            "--enforce-disable-flashinfer-allreduce-fusion",
+            Server(),
+        ),
         ("python -m sglang.launch_server --port 1 --tp", Server()),
     ],
 )
@@ -128,6 +192,15 @@ def test_whether_the_model_has_mla(tmp_path: Path, config: object, mla: bool | N
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_server(["--model-path", str(tmp_path)]).mla is mla
+
+
+def test_the_draft_model_is_asked_for_its_own_attention(tmp_path: Path) -> None:
+    for name, config in (("target", {"kv_lora_rank": 512}), ("drafter", {"hidden_size": 4096})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    line = ["--model", str(tmp_path / "target"), "--speculative-draft-model-path"]
+    server = read_server([*line, str(tmp_path / "drafter")])
+    assert (server.mla, server.own_drafter, server.draft_mla) == (True, True, False)
 
 
 @pytest.fixture

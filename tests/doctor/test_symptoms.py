@@ -17,6 +17,7 @@ from .machine import (
     cards,
     conf,
     environ,
+    fused,
     graph_file,
     healthy,
     host,
@@ -131,7 +132,14 @@ SYMPTOMS: list[tuple[str, Facts, str, State]] = [
         W,
     ),
     ("sgl-project/sglang#15650", server(healthy(2), fusion="trtllm"), "fusion", E),
+    # Stock refuses SM120; let in for everything it lost at TP=4. Patched, `auto` measures.
     ("sgl-project/sglang#32330", server(healthy(4), fusion="auto"), "fusion", E),
+    (
+        "sgl-project/sglang#32330",
+        fused(healthy(4), "auto", "allreduce-fusion-measured"),
+        "fusion",
+        OK,
+    ),
     ("vllm-project/vllm#42609", environ(healthy(2), **SEGMENTS), "expandable-segments", E),
     (
         "sgl-project/sglang#25996",

@@ -8,20 +8,22 @@ The conditions are those of SGLang 0.5.23: ``distributed/parallel_state.py``
 
 from dataclasses import dataclass
 
-from ..facts import Facts, Unknown
+from ..facts import Facts
 from ..finding import Finding, error, ok, unknown, warning
+from .fusion import Result, outcome, peers_work
 
 PCIE_IPC_WORLDS = (2, 4, 8)
 CUSTOM_WORLDS = (2, 4, 6, 8)
 _TRUE = {"1", "true", "yes", "y"}
-_FUSION_PATCH = "flashinfer-fusion-sm120"  # of ours; stock SGLang refuses SM120
+# The buffers of PCIe-IPC are FlashInfer's own, of cudaMalloc (its create_shared_buffer).
+_SEGMENTS_ALLOWED = ("none", "custom v2", "pcie-ipc", "nccl")
 _IPC_VARIABLE = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """``name`` is "none", "fused", "custom v2", "custom", "pcie-ipc" or "nccl"; ``because``
-    says why each one before it was passed over."""
+    """``name`` is "none", "fused", "measured at start", "custom v2", "custom", "pcie-ipc" or
+    "nccl"; ``because`` says why each one before it was passed over."""
 
     name: str
     because: tuple[str, ...]
@@ -29,19 +31,24 @@ class Choice:
 
 def choose(facts: Facts) -> Choice | None:
     """The choice for small messages; ``None`` when the machine is not known well enough."""
-    if facts.world == 1:
+    if facts.world == 1 and facts.server.group_nodes == 1:
         return Choice("none", ("one rank",))
     if not facts.cards or not facts.world:
         return None
-    linked, peers = facts.nvlinked, _peers(facts)
-    reasons = []
-    if fused := _fused(facts):
-        reasons.append(fused)
-    else:
-        return Choice("fused", (f"--flashinfer-allreduce-fusion-backend {facts.server.fusion}",))
+    fusion = outcome(facts)
+    if fusion is None:
+        return None
+    if fusion.result in (Result.FUSED, Result.MEASURED):
+        return Choice(fusion.result.value, (fusion.because,))
+    return _usual(facts, f"fused: {fusion.because}")
+
+
+def _usual(facts: Facts, *before: str) -> Choice | None:
+    """The choice without FlashInfer's kernels and without a measured table."""
+    reasons, linked = list(before), facts.nvlinked
     if linked is None:
         return None
-    if custom := _custom(facts, linked, peers):
+    if custom := _custom(facts, linked, peers_work(facts)):
         reasons.append(custom)
     else:
         wanted = facts.settings.environ.get("SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", "1")
@@ -56,7 +63,7 @@ def choice(facts: Facts) -> list[Finding]:
     """What the machine and the settings come to."""
     chosen, id = choose(facts), "all-reduce"
     if chosen is None:
-        return [unknown(id, "the cards, or the links between them, are not known")]
+        return [unknown(id, "the cards, their links, or the active patches are not known")]
     text = "; ".join(chosen.because)
     if chosen.name != "nccl":
         return [ok(id, f"{facts.world} ranks: {chosen.name}", text)]
@@ -77,43 +84,32 @@ def choice(facts: Facts) -> list[Finding]:
     ]
 
 
-def fusion(facts: Facts) -> list[Finding]:
-    """FlashInfer's fused all-reduce is not asked for where SGLang refuses it."""
-    if not facts.cards or facts.server.fusion is None:
-        return []
-    if _fusible(facts):
-        return [ok("fusion", f"{facts.server.fusion} on SM{_major(facts)}0")]
-    return [
-        error(
-            "fusion",
-            f"--flashinfer-allreduce-fusion-backend {facts.server.fusion} on SM{_major(facts)}0",
-            f"{facts.cards[0].name}; SGLang's gate takes SM90 and SM10X",
-            "stock SGLang 0.5.23 stops with 'FlashInfer allreduce fusion requires SM90 or SM10X'",
-            f"leave the option out; without NVLink: export {_IPC_VARIABLE}=1",
-        )
-    ]
-
-
 def segments(facts: Facts) -> list[Finding]:
-    """The allocator's memory can be shared with another process."""
-    value, name = "", "PYTORCH_CUDA_ALLOC_CONF"
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        value = facts.settings.environ.get(name, "")
-        if "expandable_segments:true" in value.replace(" ", "").lower():
-            break
-    else:
-        return [ok("expandable-segments", "off")]
+    """The allocator's memory can be shared with another process where that has to be."""
+    set_by, id = facts.settings.expandable_segments, "expandable-segments"
+    if not set_by:
+        return [ok(id, "off")]
     chosen = choose(facts)
-    if chosen is not None and chosen.name in ("none", "custom v2", "nccl"):
-        return [ok("expandable-segments", f"on, and the all-reduce ({chosen.name}) allows it")]
+    if chosen is not None and chosen.name == Result.MEASURED.value:
+        chosen = _usual(facts)  # it serves what was not measured
+    if chosen is None:
+        return [
+            unknown(
+                id,
+                f"{set_by}, which the custom all-reduce does not stand; which all-reduce is taken "
+                "is not known: see all-reduce",
+            )
+        ]
+    if chosen.name in _SEGMENTS_ALLOWED:
+        return [ok(id, f"on, and the all-reduce ({chosen.name}) allows it")]
     return [
         error(
-            "expandable-segments",
+            id,
             "expandable_segments:True with an all-reduce over CUDA IPC",
-            f"{name}={value}; all-reduce: {chosen.name if chosen else 'not known'}",
+            f"{set_by}; all-reduce: {chosen.name}",
             "such memory has no IPC handle: the server dies with 'invalid argument' after it has "
             "captured its graphs",
-            f"unset {name}, or --disable-custom-all-reduce",
+            f"unset {set_by.partition('=')[0]}, or --disable-custom-all-reduce",
         )
     ]
 
@@ -136,37 +132,6 @@ def visible_devices(facts: Facts) -> list[Finding]:
             f"export CUDA_VISIBLE_DEVICES={numbers}" if numbers else "",
         )
     ]
-
-
-def _fusible(facts: Facts) -> bool:
-    patches = () if isinstance(facts.python, Unknown) else facts.python.patches
-    patched = isinstance(patches, tuple) and _FUSION_PATCH in patches
-    return _major(facts) in ((9, 10, 12) if patched else (9, 10))
-
-
-def _major(facts: Facts) -> int:
-    return min(gpu.capability[0] for gpu in facts.cards)
-
-
-def _peers(facts: Facts) -> bool | None:
-    """Whether every pair copies right; by --deep where it was run, else by the driver's word."""
-    if isinstance(facts.copies, tuple):
-        return all(copy.result == "right" and copy.peer is not False for copy in facts.copies)
-    if isinstance(facts.pairs, Unknown):
-        return None
-    states = [pair.peer for pair in facts.pairs]
-    if any(isinstance(state, str) and state != "ok" for state in states):
-        return False
-    return None if any(isinstance(state, Unknown) for state in states) else True
-
-
-def _fused(facts: Facts) -> str:
-    """Why the fused all-reduce is not taken; empty when it is."""
-    if facts.server.fusion and _fusible(facts):
-        return ""
-    if not _fusible(facts):
-        return f"fused: SGLang takes it on SM90 and SM10X alone, these are SM{_major(facts)}0"
-    return "fused: by default for some models, which the cards do not tell"
 
 
 def _custom(facts: Facts, linked: bool, peers: bool | None) -> str:

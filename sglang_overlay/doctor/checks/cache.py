@@ -24,6 +24,8 @@ def disk(facts: Facts) -> list[Finding]:
                 "export SGLANG_CACHE_DIR=/a/folder/of/yours",
             )
         ]
+    if isinstance(cache.writable, Unknown):
+        return [unknown("cache-disk", cache.writable.why, "as the user that runs the server")]
     if isinstance(cache.free, Unknown):
         return [unknown("cache-disk", cache.free.why)]
     text = f"{cache.folder}: {cache.free / _GIB:.1f} GiB free"
@@ -112,6 +114,8 @@ def peer_file(facts: Facts) -> list[Finding]:
     if isinstance(facts.cache, Unknown) or facts.cache.peers is None:
         return []
     cache = facts.cache
+    if isinstance(cache.peers, Unknown) and not cache.peers_file:
+        return [unknown("peer-file", cache.peers.why)]
     fix = f"rm {cache.peers_file}"
     if isinstance(cache.peers, Unknown):
         return [

@@ -23,7 +23,7 @@ def models(facts: Facts) -> list[Finding]:
                 f"{len(facts.cards)} cards, and the server wants {facts.world}",
                 text or "no card is visible",
                 "a rank without a card of its own cannot start",
-                f"--tp {len(facts.cards)}" if facts.cards else "",
+                f"--tp {len(facts.cards) * facts.server.group_nodes}" if facts.cards else "",
             )
         ]
     if len(kinds) > 1:

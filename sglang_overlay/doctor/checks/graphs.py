@@ -4,11 +4,12 @@ The table is made from SGLang's source by ``ci/spec_graph_survey.py``; a test ho
 """
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ..facts import Facts, Unknown
+from ..facts import Facts, Server, Unknown
 from ..finding import Finding, error, ok, unknown, warning
 
 _PATCH = "eagle-flashinfer-mla-draft-extend-graph"
@@ -22,6 +23,28 @@ _HINT = (
     "Triton for MLA models, FlashInfer for others; FlashInfer with an MLA drafter leaves "
     "draft-extend eager without our patch. Give the server's arguments after -- to check them"
 )
+_GIVE = "sglang-overlay doctor -- the server's arguments, with models by their folders"
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A row of the table for each pass (the target verifies, the drafter does the others), and
+    what the table says of it: "captured", "eager" or "refused"."""
+
+    rows: dict[str, str]
+    verdicts: dict[str, str]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {verdict}" for name, verdict in self.verdicts.items())
+
+    @property
+    def backends(self) -> str:
+        """Each row once, in the order of the passes."""
+        return " and ".join(dict.fromkeys(self.rows.values()))
+
+    def having(self, verdict: str) -> list[str]:
+        """The passes of which the table says this."""
+        return [name for name, said in self.verdicts.items() if said == verdict]
 
 
 @cache
@@ -49,52 +72,83 @@ def eagle(facts: Facts) -> list[Finding]:
         return [unknown(id, f"nothing is known here of {server.algorithm}")]
     if facts.cards and min(gpu.capability for gpu in facts.cards) < (12, 0):
         return [unknown(id, "the table is for SM120, and these cards are not")]
-    if server.attention_backend is None and server.mla is None:
+    if not _says_anything(server):
+        if not facts.cards:
+            return [unknown(id, "neither the cards nor the server's arguments are known", _GIVE)]
         return [ok(id, "every pass in a graph, with SGLang's default backend", _HINT)]
-    names = _rows(facts)
-    if not names:
-        known = ", ".join(table())
-        return [unknown(id, f"{server.attention_backend} is not in the table: {known}")]
     patched = not isinstance(facts.python, Unknown) and _active(facts.python.patches)
-    return [
-        _verdict(id, name, {step: two[int(patched)] for step, two in table()[name].items()})
-        for name in names
-    ]
+    kinds = _kinds(server)
+    rows = [_rows(server, target, drafter) for target, drafter in kinds]
+    if strange := {row for one in rows for row in one.values()} - table().keys():
+        return [
+            unknown(id, f"{', '.join(sorted(strange))} is not in the table: {', '.join(table())}")
+        ]
+    found = [Passes(one, {p: table()[row][p][patched] for p, row in one.items()}) for one in rows]
+    bad = [one for one in found if set(one.verdicts.values()) != {"captured"}]
+    if bad and any(one.verdicts != bad[0].verdicts for one in found):
+        whose = (
+            "the draft model" if server.own_drafter and server.draft_mla is None else "the model"
+        )
+        text = f"whether {whose} has MLA is not known; with {bad[0].backends}: {bad[0]}"
+        return [unknown(id, text, _GIVE)]
+    return [_verdict(id, bad[0] if bad else found[0], server)]
+
+
+def _says_anything(server: Server) -> bool:
+    backends = (server.attention_backend, server.prefill_backend, server.decode_backend)
+    models = (server.mla, server.draft_mla)
+    return any(one is not None for one in (*backends, server.draft_backend, *models))
 
 
 def _active(patches: object) -> bool:
     return isinstance(patches, tuple) and _PATCH in patches
 
 
-def _rows(facts: Facts) -> list[str]:
-    """The rows that the server's backend and model can mean. On SM120 SGLang's default is Triton
-    for MLA models and FlashInfer for others (``get_default_attn_backend``)."""
-    backend, mla = facts.server.attention_backend, facts.server.mla
-    if backend is None:
-        return ["triton" if mla else "flashinfer, MHA"]
-    if backend != "flashinfer":
-        return [backend] if backend in table() else []
-    kinds = {True: ["flashinfer, MLA"], False: ["flashinfer, MHA"]}
-    return kinds[mla] if mla is not None else [*kinds[False], *kinds[True]]
+def _kinds(server: Server) -> list[tuple[bool, bool]]:
+    """Whether target and drafter have MLA, for each way in which that can be."""
+    targets = [True, False] if server.mla is None else [server.mla]
+    if not server.own_drafter:
+        return [(target, target) for target in targets]
+    drafters = [True, False] if server.draft_mla is None else [server.draft_mla]
+    return [(target, drafter) for target in targets for drafter in drafters]
 
 
-def _verdict(id: str, name: str, passes: dict[str, str]) -> Finding:
-    text = ", ".join(f"{step} {verdict}" for step, verdict in passes.items())
-    if "refused" in passes.values():
+def _rows(server: Server, target: bool, drafter: bool) -> dict[str, str]:
+    """The row of the table for each pass. On SM120 SGLang's default is Triton for MLA models
+    and FlashInfer for others (``get_default_attn_backend``), by the target."""
+    base = server.attention_backend or ("triton" if target else "flashinfer")
+    prefill, decode = server.prefill_backend or base, server.decode_backend or base
+    follows = decode if server.attention_mode == "decode" else prefill
+    return {
+        "draft": _row(server.draft_backend or decode, drafter),
+        "verify": _row(follows, target),
+        "draft-extend": _row(server.draft_backend or follows, drafter),
+    }
+
+
+def _row(backend: str, mla: bool) -> str:
+    return f"flashinfer, {'MLA' if mla else 'MHA'}" if backend == "flashinfer" else backend
+
+
+def _verdict(id: str, passes: Passes, server: Server) -> Finding:
+    text = ", ".join(f"{name} {passes.verdicts[name]} ({row})" for name, row in passes.rows.items())
+    refused, eager = passes.having("refused"), passes.having("eager")
+    drafter_alone = server.draft_backend and "verify" not in [*refused, *eager]
+    option = "speculative-draft-attention-backend" if drafter_alone else "attention-backend"
+    if refused:
         return error(
             id,
-            f"{name}: no server with EAGLE on SM120",
+            f"{passes.backends}: no server with EAGLE on SM120",
             text,
             "SGLang refuses this backend with speculation",
-            "--attention-backend triton",
+            f"--{option} triton",
         )
-    if "eager" not in passes.values():
-        return ok(id, f"{name}: every pass in a graph", text)
-    eager = ", ".join(step for step, verdict in passes.items() if verdict == "eager")
+    if not eager:
+        return ok(id, f"{passes.backends}: every pass in a graph", text)
     return warning(
         id,
-        f"{name}: {eager} is eager",
+        f"{passes.backends}: {', '.join(eager)} is eager",
         text,
         _WHY,
-        f"--attention-backend triton, or the patch {_PATCH}",
+        f"--{option} triton, or the patch {_PATCH}",
     )

@@ -17,10 +17,14 @@ _READ_BY_OTHERS = re.compile(
 def algorithm(facts: Facts) -> list[Finding]:
     """``NCCL_ALGO`` leaves each collective an algorithm that it has."""
     value = facts.settings.nccl.get("NCCL_ALGO", "")
-    names = [name for name in re.split(r"[,;]", value.replace(" ", "").lower()) if name]
-    bare = [name for name in names if ":" not in name]
-    if not names or value.lstrip().startswith("^") or "ring" in bare or not bare:
+    parts = [part for part in value.replace(" ", "").lower().split(";") if part]
+    bare = [part for part in parts if ":" not in part]  # for every collective that is not named
+    forced = [part for part in bare if part[0] != "^" and "ring" not in part.split(",")]
+    if not forced:
         return [ok("nccl-algo", value or "NCCL chooses")]
+    kept = [part for part in parts if ":" in part]
+    if not any(part.startswith("allreduce:") for part in kept):
+        kept.insert(0, f"allreduce:{forced[0]}")
     return [
         error(
             "nccl-algo",
@@ -28,7 +32,7 @@ def algorithm(facts: Facts) -> list[Finding]:
             _origin(facts, "NCCL_ALGO"),
             "all-gather and broadcast have no such algorithm: the server dies with 'no "
             "algorithm/protocol available', mostly while it captures CUDA graphs",
-            f"NCCL_ALGO=allreduce:{bare[0]}",
+            f"NCCL_ALGO='{';'.join(kept)}'",
         )
     ]
 
