@@ -81,8 +81,10 @@ class _Alignment:
     def run(self, start: int, count: int) -> int | None:
         """Where the ``count`` lines from ``start`` stand, if they stand side by side."""
         found = self.places[start : start + count]
+        if count == 0:  # an empty text is found in an empty one alone
+            return 0 if not self.places and self.size == 0 else None
         if not found or found[0] is None:
-            return 0 if not self.places and count == 0 else None
+            return None
         return found[0] if list(found) == list(range(found[0], found[0] + count)) else None
 
     def around(self, start: int, count: int) -> tuple[int, int]:
@@ -168,7 +170,7 @@ class Judge:
             grown += hunk.growth
             if place is None and there is None:
                 place = _only_place(lines, old)
-            if place is not None:
+            if place is not None and _git_takes(hunk, place, len(lines), fits):
                 fits.append((place, hunk))
                 word = "clean" if place == start else "offset"
                 verdicts.append(HunkVerdict(path, number, start + 1, word, shift=place - start))
@@ -241,13 +243,28 @@ def _spliced(lines: list[bytes], fits: Sequence[tuple[int, Hunk]]) -> bytes:
     return b"".join(lines)
 
 
+def _git_takes(hunk: Hunk, place: int, size: int, fits: Sequence[tuple[int, Hunk]]) -> bool:
+    """Whether git applies ``hunk`` at ``place`` of ``size`` lines, after those that ``fits`` holds.
+
+    As git has it: a hunk at line 1 stays at the beginning, one that ends in a change at the
+    end, and no line belongs to two hunks.
+    """
+    end = place + len(hunk.old)
+    loose = (hunk.start == 0 and place > 0) or (hunk.lines[-1][0] != " " and end < size)
+    return not loose and all(
+        end <= other or other + len(earlier.old) <= place for other, earlier in fits
+    )
+
+
+def _places(lines: list[bytes], wanted: list[bytes]) -> list[int]:
+    """Every place where ``wanted`` stands in ``lines``; none for nothing."""
+    starts = range(len(lines) - len(wanted) + 1) if wanted else range(0)
+    return [place for place in starts if lines[place : place + len(wanted)] == wanted]
+
+
 def _only_place(lines: list[bytes], wanted: list[bytes]) -> int | None:
     """Where ``wanted`` stands in ``lines``, if that is in one place only."""
-    found = [
-        place
-        for place in range(len(lines) - len(wanted) + 1)
-        if wanted and lines[place : place + len(wanted)] == wanted
-    ]
+    found = _places(lines, wanted)
     return found[0] if len(found) == 1 else None
 
 
