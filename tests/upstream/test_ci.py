@@ -13,6 +13,8 @@ import pytest
 from ci import nightly_drift, release
 from sglang_overlay.patchset.pin import load_pins, patches_folder
 
+from ..patchset.workshop import snapshot
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / "ci/workflows").glob("*.yml"))
 #: A stand-in for GitHub: issues in a file, for the calls of ``gh`` that are made.
@@ -99,6 +101,36 @@ def test_a_release_locks_every_hash(tmp_path: Path, capsys: pytest.CaptureFixtur
             file.stem: hashlib.sha256(file.read_bytes()).hexdigest()
             for file in pin.folder.glob("*.patch")
         }
+
+
+@pytest.mark.parametrize(
+    ("files", "foreign"),
+    [
+        ({}, ""),
+        ({"SHA256SUMS": "1  a.whl\n2  lock.json\n", "a.whl": "a", "lock.json": "b"}, ""),
+        ({"SHA256SUMS": "1  a.whl\n", "a.whl": "a", "thesis.tex": "mine"}, "thesis.tex"),
+        ({"SHA256SUMS": "1  sub\n", "sub/a.whl": "a"}, "sub"),
+        ({"a.whl": "a"}, "a.whl"),
+    ],
+)
+def test_a_release_replaces_nothing_but_a_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], foreign: str
+) -> None:
+    out = tmp_path / "home"
+    out.mkdir()
+    for name, text in files.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(text)
+    before = snapshot(out)
+    built: list[Path] = []
+    monkeypatch.setattr(release, "build", lambda _, place: built.append(place) or place.mkdir())
+    if foreign:
+        with pytest.raises(SystemExit, match=f"holds {foreign}, which is of no release"):
+            release.main(["--dry-run", "--out", str(out)])
+        assert (snapshot(out), built) == (before, [])
+    else:
+        release.main(["--dry-run", "--out", str(out)])
+        assert {file.name for file in out.iterdir()} == {"SHA256SUMS", "lock.json"}
 
 
 def test_what_is_no_release_is_not_released(
