@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from sglang_overlay.patchset.drift import Judge, PatchVerdict
@@ -24,8 +24,12 @@ LINES = 24
 WHO, DATE = "A Tester <tester@example.org>", "Fri, 2 Jan 2026 03:04:05 +0000"
 #: Small places are often chosen, and so are the ends.
 PLACE = st.sampled_from([0, 1, 2, LINES - 2, LINES - 1, LINES]) | st.integers(0, LINES)
-EDIT = st.tuples(PLACE, st.integers(0, 3), st.lists(st.sampled_from([b"a", b"b"]), max_size=3))
-EDITS = st.lists(EDIT, min_size=1, max_size=3)
+EDIT = st.tuples(
+    PLACE,
+    st.sampled_from([0, 0, 1, 2, 12]),
+    st.lists(st.sampled_from([b"a", b"b"]), max_size=2),
+)
+EDITS = st.lists(EDIT, min_size=1, max_size=2)
 #: An edit of everything, and nothing.
 WHOLE: Edits = [(0, LINES, [])]
 
@@ -44,12 +48,27 @@ def drift(maker: Press, mail: bytes, base: bytes, newer: bytes) -> PatchVerdict:
     return Judge(Series(pin, (patch,)), {A: base}.get, release, maker).patch(patch)
 
 
+NL = [b"\n"] * 3
+ADD, MORE = [b"a"], [b"b"]
+
+
+@example(patched=[(0, 1, ADD)], newer=[(0, 0, MORE)], kinds=LINES, empty=False, ends=NL)
+@example(patched=[(LINES, 0, ADD)], newer=[(LINES, 0, MORE)], kinds=LINES, empty=False, ends=NL)
+@example(patched=[(0, 0, ADD)], newer=[(0, 0, MORE)], kinds=1, empty=True, ends=NL)
+@example(patched=WHOLE, newer=[(0, 1, MORE)], kinds=LINES, empty=False, ends=NL)
+@example(
+    patched=[(4, 1, ADD), (16, 1, ADD)],
+    newer=[(0, 12, [])],
+    kinds=12,  # the two places look the same, and one of them is gone
+    empty=False,
+    ends=NL,
+)
 @settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
 @given(
     patched=EDITS | st.just(WHOLE),
     newer=EDITS | st.just(WHOLE),
     kinds=st.sampled_from([1, 2, 5, LINES]),
-    empty=st.booleans(),
+    empty=st.sampled_from([False, False, False, True]),
     ends=st.lists(st.sampled_from([b"\n", b""]), min_size=3, max_size=3),
 )
 def test_git_applies_every_patch_that_drift_says_fits(
