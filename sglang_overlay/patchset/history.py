@@ -163,6 +163,21 @@ class Press(History):
         steps = [(_NOBODY, "base\n", before), (header, message, changes)]
         return self._raw(*_FORMAT.split(), self.build(steps, onto=self._empty))
 
+    def taken(self, mail: bytes) -> "Taken | None":
+        """What a plain ``git am`` makes of ``mail``; ``None`` when it takes it for several."""
+        with TemporaryDirectory(dir=self.top) as folder:
+            place = Path(folder)
+            if self._run("mailsplit", f"-o{place}", text=mail).strip() != "1":
+                return None
+            text, diff = place / "message", place / "diff"
+            said = self._run("mailinfo", str(text), str(diff), text=(place / "0001").read_bytes())
+            fields = dict(line.partition(": ")[::2] for line in said.splitlines())
+            subject = fields.get("Subject", "")
+            message = self._run("stripspace", text=f"{subject}\n\n".encode() + text.read_bytes())
+            author = f"{fields.get('Author', '')} <{fields.get('Email', '')}>"
+            _, start, content = diff.read_bytes().partition(b"diff --git ")
+            return Taken(author, fields.get("Date", ""), message, start + content)
+
     def compare(self, old: bytes, new: bytes) -> list[tuple[int, int, int, int]]:
         """Where two texts differ: first old line, old lines, first new line, new lines; from 0."""
         if old == new:
@@ -189,6 +204,16 @@ class Press(History):
             return self._raw("merge-file", "-p", "-q", *files)
         except GitFailed:
             return None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a plain ``git am`` makes of one mail: a commit of these, with the ``diff``."""
+
+    author: str
+    date: str
+    message: str
+    diff: bytes
 
 
 @contextmanager
