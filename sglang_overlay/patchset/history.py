@@ -114,14 +114,19 @@ class History(Checkout):
     def branch(self, name: str, commit: str) -> bool:
         """Make the branch ``name`` at ``commit``; ``False`` when it is there already.
 
-        Raises ``Usage`` for a name that git does not take, ``UnsafeTree`` when the branch
-        is at another commit.
+        Raises ``Usage`` for a name that git does not take, alone or beside the branches that
+        there are, ``UnsafeTree`` when the branch is at another commit.
         """
         ref = f"refs/heads/{name}"
         try:
+            self._run("check-ref-format", ref)
             self._run("check-ref-format", "--branch", name)
         except GitFailed:
             raise Usage(f"{name!r} is no name for a branch") from None
+        for other in self._run("for-each-ref", "--format=%(refname)", "refs/heads/").splitlines():
+            if ref.startswith(f"{other}/") or other.startswith(f"{ref}/"):
+                beside = other.removeprefix("refs/heads/")
+                raise Usage(f"{self.top}: no branch {name} can be beside {beside}", "name another")
         try:
             there = self._run("rev-parse", "--verify", "--quiet", ref).strip()
         except GitFailed:
@@ -130,7 +135,7 @@ class History(Checkout):
         if there != commit:
             raise UnsafeTree(
                 f"{self.top}: branch {name} is at {there[:10]}, not at {commit[:10]}",
-                f"name another, or git -C {self.top} branch -D {name}",
+                "name another branch, or rename that one",
             )
         return False
 

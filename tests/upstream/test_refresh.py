@@ -4,6 +4,7 @@ import json
 import shutil
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -439,6 +440,36 @@ def test_a_series_is_taken_over_to_another_pin_by_a_rebase(
     assert git(work, "rev-parse", "am^{tree}") == git(work, "rev-parse", "main^{tree}")
     (new,) = [hunk for hunk in made["head"].split(b"\n@@")[1:] if b"new = 1" in hunk]
     assert new in old["head"]  # what is the same file there is the same diff
+
+
+def test_a_pin_that_is_a_link_is_written_where_it_lies(shop: Workshop, work: Path) -> None:
+    place = shop.root / "elsewhere" / shop.folder.name
+    place.parent.mkdir()
+    shop.folder.rename(place)
+    shop.folder.symlink_to(place)
+    commit(work, {A: (work / A).read_bytes() + b"end\n"}, message=message("test: end", "tail"))
+    assert shop.on(work, "new-patch", "end") == 0
+    assert shop.folder.is_symlink()
+    assert (place / "end.patch").is_file()
+    assert [f.name for f in (*shop.folder.parent.iterdir(), *place.parent.iterdir())] == [
+        place.name,
+        place.name,
+    ]
+
+
+def test_two_file_systems_are_told_and_nothing_is_written(
+    shop: Workshop, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(shop.folder)
+    commit(work, {A: (work / A).read_bytes() + b"end\n"}, message=message("test: end", "tail"))
+    with TemporaryDirectory(dir="/dev/shm") as other:
+        assert Path(other).stat().st_dev != shop.root.stat().st_dev
+        (shop.folder.parent / ".staging").symlink_to(other)
+        assert shop.on(work, "new-patch", "end") == 4
+    error = capsys.readouterr().err
+    assert "two folders cannot change places" in error
+    assert f"have {shop.folder} and {shop.folder.parent} on one file system" in error
+    assert snapshot(shop.folder) == before
 
 
 def test_a_second_run_is_kept_out(
