@@ -49,6 +49,21 @@ def check_release(pins: list[Pin]) -> None:
         )
 
 
+def check_out(out: Path) -> None:
+    """Raise ``SystemExit`` unless ``out`` may be replaced: new, empty, or a release and no more."""
+    if not out.exists():
+        return
+    sums = out / "SHA256SUMS"
+    lines = sums.read_text(encoding="utf-8").splitlines() if sums.is_file() else []
+    known = {sums.name, *(line.partition("  ")[2] for line in lines)}
+    foreign = [f.name for f in sorted(out.iterdir()) if f.is_dir() or f.name not in known]
+    if foreign:
+        raise SystemExit(
+            f"error: {out} holds {foreign[0]}, which is of no release\n"
+            "  next: name another folder with --out, or empty this one"
+        )
+
+
 def build(pins: list[Pin], out: Path) -> None:
     """Build every file of the release into ``out``, which must not exist."""
     out.mkdir()
@@ -87,6 +102,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="build whatever is checked out")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     given = parser.parse_args(argv)
+    if given.out.exists() and not given.out.is_dir():
+        parser.error(f"{given.out} is not a folder")
+    out = given.out.resolve()
+    check_out(out)
     pins = load_pins(patches_folder())
     if not given.dry_run:
         check_release(pins)
@@ -98,9 +117,9 @@ def main(argv: list[str] | None = None) -> None:
             if digest(file) != digest(two / file.name):
                 raise SystemExit(f"error: {file.name} came out different the second time")
         lock(pins, one)
-        shutil.rmtree(given.out, ignore_errors=True)
-        shutil.copytree(one, given.out)
-    print((given.out / "SHA256SUMS").read_text(), end="")
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(one, out)
+    print((out / "SHA256SUMS").read_text(), end="")
 
 
 if __name__ == "__main__":

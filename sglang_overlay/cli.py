@@ -169,8 +169,12 @@ def lint(write: bool, patches: Path | None, as_json: bool) -> int:
     findings, pins = [], load_pins(patches or patches_folder())
     for pin in pins:
         series = load_series(pin)
+        subjects: dict[str, str] = {}
         for patch in series.patches:
             findings += [f"{pin.name}/{patch.name}: {text}" for text in header.lint(patch.header)]
+            other = subjects.setdefault(patch.header.subject, patch.name)
+            if other != patch.name:
+                findings.append(f"{pin.name}/{patch.name}: has the subject of {other}")
         read = source.pinned_reader(pin)
         computed = manifest.compute(series, read)
         for path, weave in series.weaves.items():

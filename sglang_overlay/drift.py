@@ -35,7 +35,8 @@ def drift(
     """Hold every patch against another SGLang. Exit 1 when one of them needs work.
 
     A patch is clean; offset (only its line numbers change); upstreamed (the change is there
-    already); in conflict; or obsolete (what it changes is gone).
+    already); in conflict; or obsolete (what it changes is gone). One whose files the release
+    has no place for is not looked at.
     """
     if (sglang_dir is None) == (version is None):
         raise Usage("give either --sglang-dir or --version")

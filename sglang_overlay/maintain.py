@@ -40,7 +40,7 @@ def refresh(
     date. A patch whose content and message did not change keeps its bytes.
     """
     history, chosen = _open(sglang_dir, pin, patches)
-    with shelf.shelf_lock(chosen.folder.parent):
+    with shelf.shelf_lock(chosen.folder.resolve().parent):
         old = rework.load(load_series(chosen))
         series, read = old.series, pinned_reader(chosen)
         named = {history.resolve(rev): name for name, rev in map(_pair, names)}
@@ -77,7 +77,7 @@ def new_patch(
     """
     rework.check_name(name)
     history, chosen = _open(sglang_dir, pin, patches)
-    with shelf.shelf_lock(chosen.folder.parent):
+    with shelf.shelf_lock(chosen.folder.resolve().parent):
         old = rework.load(load_series(chosen))
         read = pinned_reader(chosen)
         if name in old.series.by_name:

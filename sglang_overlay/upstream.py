@@ -10,9 +10,9 @@ from . import show
 from .maintain import open_history
 from .options import options
 from .patchset import manifest
-from .patchset.blobs import blob_id, short
+from .patchset.blobs import ABSENT, blob_id, short
 from .patchset.checkout import Step
-from .patchset.errors import DamagedPatchSet, Drift, Usage
+from .patchset.errors import DamagedPatchSet, Drift, EnvironmentFailure, Usage
 from .patchset.history import press
 from .patchset.pin import Pin, choose_pin, load_pins, patches_folder
 from .patchset.rework import Read
@@ -21,6 +21,8 @@ from .patchset.source import pinned_reader
 from .patchset.tree import FileChange
 
 _TEXT = "pull-request.md"
+#: What pytest takes for a file of tests.
+_TEST = re.compile(r"test/(?:.+/)?test_[^/]*\.py")
 #: Paragraphs of a header that begin so say what was tested and what was measured.
 _TESTED, _MEASURED = re.compile(r"Tested\b"), re.compile(r"(Speed|Measured|Figures)\b")
 
@@ -69,18 +71,24 @@ def export(
 
 
 def _write(series: Series, chain: list[Patch], directory: Path) -> list[Path]:
-    """The mails of ``chain``, numbered, and the pull request's text."""
+    """The mails of ``chain``, numbered, and the pull request's text.
+
+    Raises ``EnvironmentFailure`` when the machine refuses.
+    """
     texts = {
         f"{number:04}-{patch.name}.patch": read_mail(series.pin, patch.name)
         for number, patch in enumerate(chain, 1)
     }
     texts[_TEXT] = pull_request(chain[-1], chain[:-1]).encode()
-    directory.mkdir(parents=True, exist_ok=True)
-    for file in directory.iterdir():
-        if file.name not in texts:
-            raise Usage(f"{directory} holds {file.name}, which is not of this export")
-    for place, content in texts.items():
-        (directory / place).write_bytes(content)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in directory.iterdir():
+            if file.name not in texts:
+                raise Usage(f"{directory} holds {file.name}, which is not of this export")
+        for place, content in texts.items():
+            (directory / place).write_bytes(content)
+    except OSError as error:
+        raise EnvironmentFailure(f"{error.filename or directory}: {error.strerror}") from error
     return [directory / place for place in texts]
 
 
@@ -152,7 +160,7 @@ def pull_request(patch: Patch, needed: list[Patch]) -> str:
         where = "tests" if _TESTED.match(paragraph) else where
         where = "speed" if _MEASURED.match(paragraph) else where
         sections[where].append(paragraph)
-    tests = [d.path for d in patch.diffs if d.path.startswith("test/")]
+    tests = [d.path for d in patch.diffs if d.after != ABSENT and _TEST.fullmatch(d.path)]
     runs = "\n".join(f"    python3 -m pytest {path}" for path in tests)
     files = "\n".join(
         f"- `{diff.path}`: +{_count(patch, diff.path, '+')} -{_count(patch, diff.path, '-')}"

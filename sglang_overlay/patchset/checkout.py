@@ -237,7 +237,7 @@ def create_checkout(top: Path, message: str, date: str, tag: str) -> Checkout:
 
 
 def _author(header: Header) -> dict[str, str]:
-    name, _, mail = header.author.removesuffix(">").rpartition(" <")
+    name, mail = header.who
     return {
         f"GIT_{role}_{key}": value
         for role in ("AUTHOR", "COMMITTER")

@@ -15,11 +15,12 @@ from .history import Press
 from .release import Release
 from .rework import Read
 from .series import Patch, Series
-from .symbols import Symbol, enclosing, find_symbol
+from .symbols import Symbol, enclosing, find_symbol, symbols
 from .weave import Change, Weave
 
-#: From the one that needs nothing to the one that needs most.
-WORDS = ("clean", "offset", "upstreamed", "conflict", "obsolete")
+#: From the one that needs nothing to the one that needs most. ``not looked at`` is a patch of
+#: files that the release's layout has no place for.
+WORDS = ("clean", "offset", "not looked at", "upstreamed", "conflict", "obsolete")
 _FITS = ("clean", "offset")
 _TELLING = 12  # letters that added lines must have before their presence proves anything
 _CONTEXT = 3
@@ -58,12 +59,14 @@ class PatchVerdict:
 
     @cached_property
     def word(self) -> str:
-        """The worst word of its hunks; ``upstreamed`` only when all but its tests are."""
-        code = [h.word for h in self.hunks if not h.path.startswith("test/")]
-        words = code or [h.word for h in self.hunks]
-        if "upstreamed" in words and set(words) != {"upstreamed"}:
-            words.append("conflict")  # the rest of it cannot go in as it is
-        return max(words, key=WORDS.index, default="clean")
+        """The worst word of its hunks; ``upstreamed`` when all but its tests are."""
+        words = {h.word for h in self.hunks}
+        code = {h.word for h in self.hunks if not h.path.startswith("test/")} or words
+        if code == {"upstreamed"}:
+            return "upstreamed"
+        if "upstreamed" in words:
+            return max("conflict", *words, key=WORDS.index)  # the rest cannot go in as it is
+        return max(words, key=WORDS.index, default="not looked at")
 
     @property
     def needs_action(self) -> bool:
@@ -81,8 +84,10 @@ class _Alignment:
     def run(self, start: int, count: int) -> int | None:
         """Where the ``count`` lines from ``start`` stand, if they stand side by side."""
         found = self.places[start : start + count]
+        if count == 0:  # an empty text is found in an empty one alone
+            return 0 if not self.places and self.size == 0 else None
         if not found or found[0] is None:
-            return 0 if not self.places and count == 0 else None
+            return None
         return found[0] if list(found) == list(range(found[0], found[0] + count)) else None
 
     def around(self, start: int, count: int) -> tuple[int, int]:
@@ -168,7 +173,7 @@ class Judge:
             grown += hunk.growth
             if place is None and there is None:
                 place = _only_place(lines, old)
-            if place is not None:
+            if place is not None and _git_takes(hunk, place, len(lines), fits):
                 fits.append((place, hunk))
                 word = "clean" if place == start else "offset"
                 verdicts.append(HunkVerdict(path, number, start + 1, word, shift=place - start))
@@ -241,32 +246,73 @@ def _spliced(lines: list[bytes], fits: Sequence[tuple[int, Hunk]]) -> bytes:
     return b"".join(lines)
 
 
+def _git_takes(hunk: Hunk, place: int, size: int, fits: Sequence[tuple[int, Hunk]]) -> bool:
+    """Whether git applies ``hunk`` at ``place`` of ``size`` lines, after those that ``fits`` holds.
+
+    As git has it: a hunk at line 1 stays at the beginning, one that ends in a change at the
+    end, and no line belongs to two hunks.
+    """
+    end = place + len(hunk.old)
+    loose = (hunk.start == 0 and place > 0) or (hunk.lines[-1][0] != " " and end < size)
+    return not loose and all(
+        end <= other or other + len(earlier.old) <= place for other, earlier in fits
+    )
+
+
+def _places(lines: list[bytes], wanted: list[bytes]) -> list[int]:
+    """Every place where ``wanted`` stands in ``lines``; none for nothing."""
+    starts = range(len(lines) - len(wanted) + 1) if wanted else range(0)
+    return [place for place in starts if lines[place : place + len(wanted)] == wanted]
+
+
 def _only_place(lines: list[bytes], wanted: list[bytes]) -> int | None:
     """Where ``wanted`` stands in ``lines``, if that is in one place only."""
-    found = [
-        place
-        for place in range(len(lines) - len(wanted) + 1)
-        if wanted and lines[place : place + len(wanted)] == wanted
-    ]
+    found = _places(lines, wanted)
     return found[0] if len(found) == 1 else None
 
 
 def _added_there(hunk: Hunk, base: bytes, current: bytes, before: _Alignment) -> bool:
-    """Whether upstream made the hunk's change in other surroundings: each run of lines that
-    it adds stands there more often than in ``base``, and the lines that it removes are gone."""
-    runs, gone, place = [b""], True, hunk.start
+    """Whether upstream made the hunk's change in other surroundings: in the function or class
+    that it changes, else between the lines around it, each run of lines that it adds stands more
+    often than in ``base``, and the lines that it removes are gone."""
+    runs: list[list[bytes]] = [[]]
+    gone, place = True, hunk.start
     for kind, text in hunk.lines:
         if kind == "+":
-            runs[-1] += text
+            runs[-1].append(text)
             continue
         if kind == "-":
             gone = gone and before.places[place] is None
         elif runs[-1]:
-            runs.append(b"")
+            runs.append([])
         place += 1
-    added = [run for run in runs if run.strip()]
-    telling = sum(chr(c).isalnum() for c in b"".join(added)) >= _TELLING
-    return telling and gone and all(current.count(run) > base.count(run) for run in added)
+    added = [run for run in runs if b"".join(run).strip()]
+    telling = sum(chr(c).isalnum() for run in added for c in b"".join(run)) >= _TELLING
+    if not telling or not gone:
+        return False
+    old, new = _surroundings(hunk, base, current, before)
+    return all(len(_places(new, run)) > len(_places(old, run)) for run in added)
+
+
+def _surroundings(
+    hunk: Hunk, base: bytes, current: bytes, before: _Alignment
+) -> tuple[list[bytes], list[bytes]]:
+    """The lines around ``hunk`` in both texts: of its function or class where it is in one,
+    else those between the nearest lines before and after it that both have."""
+    olds, news = split_lines(base), split_lines(current)
+    if symbol := _symbol(base, hunk):
+        return _body(olds, base, symbol), _body(news, current, symbol)
+    end = hunk.start + len(hunk.old)
+    first = next((n for n in range(hunk.start, 0, -1) if before.places[n - 1] is not None), 0)
+    last = next((n for n in range(end, len(olds)) if before.places[n] is not None), len(olds))
+    start, stop = before.around(hunk.start, len(hunk.old))
+    return olds[first:last], news[start:stop]
+
+
+def _body(lines: list[bytes], source: bytes, symbol: Symbol) -> list[bytes]:
+    """The lines of every function or class in ``source`` that is called ``symbol``."""
+    spans = [(first, last) for name, first, last in symbols(source) if name == symbol]
+    return [line for first, last in spans for line in lines[first - 1 : last]]
 
 
 def _symbol(base: bytes, hunk: Hunk) -> Symbol:

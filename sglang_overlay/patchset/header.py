@@ -33,6 +33,11 @@ class Header:
     body: str
     trailers: tuple[tuple[str, str], ...]
 
+    @property
+    def who(self) -> tuple[str, str]:
+        """The author's name and mail address."""
+        return name_and_mail(self.author)
+
     def values(self, key: str) -> list[str]:
         """Every value given for ``key``."""
         return [value for name, value in self.trailers if name == key]
@@ -56,6 +61,16 @@ class Header:
     def overlay(self) -> str:
         """``module`` or ``checkout-only``."""
         return (self.values("Overlay") or ["checkout-only"])[0]
+
+
+def name_and_mail(author: str) -> tuple[str, str]:
+    """The two parts of ``Name <mail>``; a name that a mail has in quotes is taken out of them."""
+    name, _, mail = author.removesuffix(">").rpartition(" <")
+    if name.startswith('"'):
+        from email.utils import unquote  # few names need it, and it is slow to import
+
+        name = unquote(name)
+    return name, mail
 
 
 def split_mail(mail: bytes, name: str) -> tuple[Header, bytes]:

@@ -114,14 +114,19 @@ class History(Checkout):
     def branch(self, name: str, commit: str) -> bool:
         """Make the branch ``name`` at ``commit``; ``False`` when it is there already.
 
-        Raises ``Usage`` for a name that git does not take, ``UnsafeTree`` when the branch
-        is at another commit.
+        Raises ``Usage`` for a name that git does not take, alone or beside the branches that
+        there are, ``UnsafeTree`` when the branch is at another commit.
         """
         ref = f"refs/heads/{name}"
         try:
+            self._run("check-ref-format", ref)
             self._run("check-ref-format", "--branch", name)
         except GitFailed:
             raise Usage(f"{name!r} is no name for a branch") from None
+        for other in self._run("for-each-ref", "--format=%(refname)", "refs/heads/").splitlines():
+            if ref.startswith(f"{other}/") or other.startswith(f"{ref}/"):
+                beside = other.removeprefix("refs/heads/")
+                raise Usage(f"{self.top}: no branch {name} can be beside {beside}", "name another")
         try:
             there = self._run("rev-parse", "--verify", "--quiet", ref).strip()
         except GitFailed:
@@ -130,7 +135,7 @@ class History(Checkout):
         if there != commit:
             raise UnsafeTree(
                 f"{self.top}: branch {name} is at {there[:10]}, not at {commit[:10]}",
-                f"name another, or git -C {self.top} branch -D {name}",
+                "name another branch, or rename that one",
             )
         return False
 
@@ -163,6 +168,21 @@ class Press(History):
         steps = [(_NOBODY, "base\n", before), (header, message, changes)]
         return self._raw(*_FORMAT.split(), self.build(steps, onto=self._empty))
 
+    def taken(self, mail: bytes) -> "Taken | None":
+        """What a plain ``git am`` makes of ``mail``; ``None`` when it takes it for several."""
+        with TemporaryDirectory(dir=self.top) as folder:
+            place = Path(folder)
+            if self._run("mailsplit", f"-o{place}", text=mail).strip() != "1":
+                return None
+            text, diff = place / "message", place / "diff"
+            said = self._run("mailinfo", str(text), str(diff), text=(place / "0001").read_bytes())
+            fields = dict(line.partition(": ")[::2] for line in said.splitlines())
+            subject = fields.get("Subject", "")
+            message = self._run("stripspace", text=f"{subject}\n\n".encode() + text.read_bytes())
+            author = f"{fields.get('Author', '')} <{fields.get('Email', '')}>"
+            _, start, content = diff.read_bytes().partition(b"diff --git ")
+            return Taken(author, fields.get("Date", ""), message, start + content)
+
     def compare(self, old: bytes, new: bytes) -> list[tuple[int, int, int, int]]:
         """Where two texts differ: first old line, old lines, first new line, new lines; from 0."""
         if old == new:
@@ -189,6 +209,16 @@ class Press(History):
             return self._raw("merge-file", "-p", "-q", *files)
         except GitFailed:
             return None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a plain ``git am`` makes of one mail: a commit of these, with the ``diff``."""
+
+    author: str
+    date: str
+    message: str
+    diff: bytes
 
 
 @contextmanager

@@ -2,12 +2,15 @@
 
 import re
 import zipfile
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonpath
 from pathlib import Path
 
+from .errors import EnvironmentFailure
 from .pin import Pin
 from .source import released_wheel
 from .symbols import Symbol, find_symbol
@@ -66,14 +69,35 @@ def open_release(sglang_dir: Path) -> Release:
     return Release(tree.version() or str(sglang_dir), tree.read, holds, list_modules)
 
 
+@contextmanager
+def _whole(file: Path) -> Iterator[None]:
+    """Turn what a damaged wheel raises into ``EnvironmentFailure``, and remove the ``file``."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        file.unlink(missing_ok=True)
+        raise EnvironmentFailure(
+            f"{file}: no whole wheel ({error}); the file was removed", "run the same command again"
+        ) from error
+    except OSError as error:
+        raise EnvironmentFailure(f"{file}: {error.strerror or error}") from error
+
+
 def released(version: str, pin: Pin) -> Release:
-    """SGLang ``version`` from the package index. Raises ``EnvironmentFailure``."""
-    wheel = zipfile.ZipFile(released_wheel(version, pin))
+    """SGLang ``version`` from the package index.
+
+    Raises ``EnvironmentFailure`` when it cannot be had or is no whole wheel; ``read`` does so
+    too. Such a file is removed.
+    """
+    file = released_wheel(version, pin)
+    with _whole(file):
+        wheel = zipfile.ZipFile(file)
     names = set(wheel.namelist())
 
     def read(path: str) -> bytes | None:
         name = path.removeprefix("python/")
-        return wheel.read(name) if name != path and name in names else None
+        with _whole(file):
+            return wheel.read(name) if name != path and name in names else None
 
     def list_modules() -> Iterable[str]:
         return (f"python/{name}" for name in names if name.endswith(".py"))

@@ -13,7 +13,7 @@ from itertools import combinations
 
 from .diff import parse_diff
 from .errors import Conflict, DamagedPatchSet, Drift, Usage
-from .header import Header, lint, split_mail
+from .header import Header, lint, name_and_mail, split_mail
 from .history import Commit, Press
 from .series import NAME, Patch, Series, parse_patch, read_mail
 from .tree import FileChange
@@ -62,16 +62,16 @@ def attribute(
     """
     patches = {patch.name: patch for patch in reversed(known)}.values()
     subjects = {patch.header.subject: patch.name for patch in patches}
-    dates = Counter((p.header.author, p.header.date) for p in patches)
-    births = {
-        (p.header.author, p.header.date): p.name
-        for p in patches
-        if dates[p.header.author, p.header.date] == 1
-    }
+    born = {patch.name: (patch.header.who, patch.header.date) for patch in patches}
+    dates = Counter(born.values())
+    births = {birth: name for name, birth in born.items() if dates[birth] == 1}
+    if strangers := {*named} - {commit.id for commit in commits}:
+        other = strangers.pop()
+        raise Usage(f"--name {named[other]}={other[:10]}: not one of the commits since the pin")
     found: dict[str, Commit] = {}
     for commit in commits:
         name = named.get(commit.id) or subjects.get(commit.subject)
-        name = name or births.get((commit.author, commit.date))
+        name = name or births.get((name_and_mail(commit.author), commit.date))
         example = f"--name NAME={commit.id[:10]}"
         if name is None:
             raise Usage(f"{commit} is no patch of the series", f"name it: {example}")
@@ -98,10 +98,14 @@ def add(
     """``made`` and ``commit`` as its last patch, called ``name``.
 
     A patch that ``old`` has with the same header and the same blobs keeps its bytes.
-    Raises ``Usage`` for what cannot be a patch, ``Drift`` for a commit on content that
-    no patches give, ``Conflict`` where a ``Depends-On`` is missing.
+    Raises ``Usage`` for what cannot be a patch, has another's subject or would not survive as
+    a mail, ``Drift`` for a commit on content that no patches give, ``Conflict`` where a
+    ``Depends-On`` is missing.
     """
     earlier = made.series.by_name
+    for other in earlier.values():
+        if other.header.subject == commit.subject:
+            raise Usage(f"{commit} has the subject of {other.name}", "git commit --amend")
     files = [_file(made.series, change, commit, read(change.path)) for change in commit.changes]
     try:
         mail = _mail(commit, name, files, earlier, press)
@@ -112,8 +116,10 @@ def add(
     if before and _essence(before) == _essence(patch):
         mail = old.mails[name]
         patch = parse_patch(name, mail, earlier)
-    elif findings := lint(patch.header):
-        raise Usage(f"{commit}: {'; '.join(findings)}", "git commit --amend, or git rebase -i")
+    else:
+        if findings := lint(patch.header):
+            raise Usage(f"{commit}: {'; '.join(findings)}", "git commit --amend, or git rebase -i")
+        _survive(commit, mail, name, press)
     series = Series(made.series.pin, (*made.series.patches, patch))
     for file in files:
         _prove(commit, file, series.weaves[file.change.path], name)
@@ -171,6 +177,31 @@ def _mail(
             f"add 'Depends-On: {names}' to its message",
         )
     return press.mail(commit.author, commit.date, commit.message, moved)
+
+
+def _survive(commit: Commit, mail: bytes, name: str, press: Press) -> None:
+    """Raise ``Usage`` unless ``git am`` makes of ``mail`` what ``commit`` says and changes."""
+    taken = press.taken(mail)
+    if taken is None:
+        raise Usage(
+            f"{commit}: git am would take its mail for several: its message has a line that "
+            "begins as a mail does ('From ...')",
+            "git commit --amend, or git rebase -i",
+        )
+    _, diff = split_mail(mail, name)
+    whole = (
+        ("author", taken.author == commit.author),
+        ("date", taken.date == commit.date),
+        ("message", taken.message == commit.message),
+        ("content", taken.diff == diff),
+    )
+    if lost := [what for what, kept in whole if not kept]:
+        raise Usage(
+            f"{commit}: git am would not give back its {' and '.join(lost)}; there may be no "
+            "CRLF line end, no 'From: ' line at the start of the message, and no tab, double "
+            "blank or blank at a line's end in it",
+            "git commit --amend, or git rebase -i",
+        )
 
 
 def _requires(

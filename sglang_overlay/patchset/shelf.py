@@ -5,6 +5,7 @@ step of the file system. A run that is killed leaves the old set or the new one.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
 import shutil
@@ -43,7 +44,7 @@ def write(made: PatchSet, read: Read) -> bool:
     Raises ``Conflict`` when two patches of it touch and neither says so, ``EnvironmentFailure``
     when the machine refuses; the folder is then as it was.
     """
-    folder = made.series.pin.folder
+    folder = made.series.pin.folder.resolve()  # beside what a link names
     staging = folder.parent / _STAGING
     staged = staging / folder.name
     try:
@@ -61,7 +62,11 @@ def write(made: PatchSet, read: Read) -> bool:
     except DamagedPatchSet as error:
         raise Conflict(error.message, error.next_step) from error
     except OSError as error:
-        raise EnvironmentFailure(f"{folder}: {error.strerror or error}; not changed") from error
+        step = ""
+        if error.errno in (errno.EXDEV, errno.EBUSY):
+            step = f"have {folder} and {folder.parent} on one file system"
+        message = f"{folder}: {error.strerror or error}; not changed"
+        raise EnvironmentFailure(message, step) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return changed

@@ -6,12 +6,16 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from ci import nightly_drift, release
 from sglang_overlay.patchset.pin import load_pins, patches_folder
+from sglang_overlay.patchset.source import pinned_wheel
+
+from ..patchset.workshop import snapshot
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / "ci/workflows").glob("*.yml"))
@@ -99,6 +103,76 @@ def test_a_release_locks_every_hash(tmp_path: Path, capsys: pytest.CaptureFixtur
             file.stem: hashlib.sha256(file.read_bytes()).hexdigest()
             for file in pin.folder.glob("*.patch")
         }
+
+
+@pytest.mark.parametrize("spoil", ["wheel", "inside", "gh", "index"])
+def test_nightly_drift_that_finds_nothing_out_does_not_say_that_something_needs_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spoil: str,
+) -> None:
+    pin = load_pins(patches_folder())[-1]
+    args = ["--version", "0.0.9"]
+    wheel = tmp_path / "wheels/release-0.0.9/sglang-0.0.9-cp311-cp311-x.whl"
+    if spoil in ("wheel", "inside"):
+        whole = pinned_wheel(pin)
+        monkeypatch.setenv("SGLANG_OVERLAY_CACHE", str(tmp_path))
+        kept = tmp_path / "wheels" / pin.sha256 / pin.wheel
+        kept.parent.mkdir(parents=True)
+        kept.symlink_to(whole)
+        wheel.parent.mkdir(parents=True)
+        content = whole.read_bytes()
+        half = len(content) // 2
+        wheel.write_bytes(content[:half] + (b"" if spoil == "wheel" else b"\0" * half))
+        if spoil == "inside":  # the list of files is whole, what they hold is not
+            rotten = bytearray(content)
+            with zipfile.ZipFile(whole) as archive:
+                for info in archive.infolist():
+                    start = info.header_offset + 30 + len(info.filename)
+                    rotten[start : start + info.compress_size] = bytes(info.compress_size)
+            wheel.write_bytes(rotten)
+    if spoil == "gh":
+        (tmp_path / "gh").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "gh").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        args = ["--version", pin.version, "--issue"]
+    if spoil == "index":
+        monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}/nowhere")
+        args = []
+    assert nightly_drift.main(args) == 4
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not wheel.exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "foreign"),
+    [
+        ({}, ""),
+        ({"SHA256SUMS": "1  a.whl\n2  lock.json\n", "a.whl": "a", "lock.json": "b"}, ""),
+        ({"SHA256SUMS": "1  a.whl\n", "a.whl": "a", "thesis.tex": "mine"}, "thesis.tex"),
+        ({"SHA256SUMS": "1  sub\n", "sub/a.whl": "a"}, "sub"),
+        ({"a.whl": "a"}, "a.whl"),
+    ],
+)
+def test_a_release_replaces_nothing_but_a_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], foreign: str
+) -> None:
+    out = tmp_path / "home"
+    out.mkdir()
+    for name, text in files.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(text)
+    before = snapshot(out)
+    built: list[Path] = []
+    monkeypatch.setattr(release, "build", lambda _, place: built.append(place) or place.mkdir())
+    if foreign:
+        with pytest.raises(SystemExit, match=f"holds {foreign}, which is of no release"):
+            release.main(["--dry-run", "--out", str(out)])
+        assert (snapshot(out), built) == (before, [])
+    else:
+        release.main(["--dry-run", "--out", str(out)])
+        assert {file.name for file in out.iterdir()} == {"SHA256SUMS", "lock.json"}
 
 
 def test_what_is_no_release_is_not_released(

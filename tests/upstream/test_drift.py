@@ -38,6 +38,7 @@ CONNECT = b"        self.connect(host, port)\n"
 RETRY = b"        self.connect_with_retries(host, port, attempts=3)\n"
 HOOK = b"        self.before_connecting_call_hooks(port)\n"
 LOOP = MODULE.replace(CONNECT, RETRY)
+INIT, TEST = "python/sglang/__init__.py", "test/registered/test_n.py"
 M, OTHER, ADDED = "python/sglang/m.py", "python/sglang/srt/engines/n.py", "python/sglang/added.py"
 
 
@@ -99,6 +100,28 @@ CASES = {
         {M: MODULE.replace(CONNECT, HOOK + CONNECT).replace(b"self.ready = True", b"self.up = 1")},
         "upstreamed",
         edit=MODULE.replace(CONNECT, HOOK + CONNECT),
+    ),
+    "upstream added the same line to another function": Case(
+        {M: MODULE.replace(CONNECT, b"").replace(b"        self.close()\n", RETRY)}, "conflict"
+    ),
+    "upstream added a line that ends like it": Case(
+        {
+            M: MODULE.replace(CONNECT, b"        if x: " + HOOK.lstrip() + CONNECT).replace(
+                b"= True", b"= 1"
+            )
+        },
+        "conflict",
+        edit=MODULE.replace(CONNECT, HOOK.lstrip() + CONNECT),
+    ),
+    "upstream added the same import there": Case(
+        {M: b"import sys\nimport json_of_another_kind\nimport os, io\n" + MODULE[10:]},
+        "upstreamed",
+        edit=b"import json_of_another_kind\n" + MODULE,
+    ),
+    "upstream added the same line far away": Case(
+        {M: MODULE.replace(b"import os\n", b"import os, io\n") + b"\nimport json_of_a_kind\n"},
+        "conflict",
+        edit=b"import json_of_a_kind\n" + MODULE,
     ),
     "a line that was there before proves nothing": Case(
         {M: MODULE.replace(b"self.ready = True", b"self.up = 1")},
@@ -188,10 +211,20 @@ def test_the_verdict_on_a_patch(
         ({ADDED: b"x = 1\n"}, {}, "clean"),
         ({ADDED: b"x = 1\n"}, {ADDED: b"x = 1\n"}, "upstreamed"),
         ({ADDED: b"x = 1\n"}, {ADDED: b"x = 2\n"}, "conflict"),
+        ({A: b""}, {}, "clean"),
+        ({A: b""}, {A: b""}, "upstreamed"),
+        ({A: b""}, {A: b"a\nb\n"}, "conflict"),
+        ({INIT: b"a\n"}, {}, "clean"),
+        ({INIT: b"a\n"}, {INIT: b"b\n"}, "conflict"),
+        ({A: b"first\na\n"}, {A: b"zero\na\n"}, "conflict"),
+        ({A: b"a\nlast\n"}, {A: b"a\nmore\n"}, "conflict"),
         ({A: None}, {}, "clean"),
         ({A: None}, {A: None}, "upstreamed"),
         ({A: None}, {A: b"b\n"}, "conflict"),
         ({A: b"a\nb\n", M: LOOP}, {M: LOOP}, "conflict"),  # half of it is there
+        ({M: LOOP, TEST: b"1\n"}, {TEST: b"2\n"}, "conflict"),  # its test has another's name
+        ({M: LOOP, TEST: b"1\n"}, {M: LOOP, TEST: b"2\n"}, "upstreamed"),
+        ({M: LOOP, TEST: b"1\n"}, {TEST: b"1\n"}, "conflict"),
     ],
 )
 def test_the_verdict_on_whole_files_and_on_half_a_patch(
@@ -202,6 +235,17 @@ def test_the_verdict_on_whole_files_and_on_half_a_patch(
     code, result = verdict(empty, newer, capsys)
     assert result["patches"][0]["verdict"] == word
     assert code == (word != "clean")
+
+
+def test_a_patch_of_nothing_but_what_the_release_lacks_is_not_looked_at(
+    empty: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty.patch("one", {TEST: b"1\n"})
+    empty.seal()
+    capsys.readouterr()
+    assert empty.on(empty.tree("site-packages"), "drift", "--json") == 1
+    (patch,) = json.loads(capsys.readouterr().out)["patches"]
+    assert (patch["verdict"], patch["hunks"]) == ("not looked at", [])
 
 
 @pytest.mark.parametrize(

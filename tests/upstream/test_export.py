@@ -1,6 +1,7 @@
 """A patch leaves as git would send it, the same each time."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_other_files_in_the_folder_are_never_mixed_with_an_export(
     assert shop.run("export", "tail", tmp_path / "out") == 2
     assert "0001-head.patch, which is not of this export" in capsys.readouterr().err
     assert snapshot(tmp_path / "out") == before
+
+
+def test_a_folder_that_cannot_be_written_is_the_machines_failure(
+    shop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert shop.run("export", "tail", tmp_path / "file/out") == 4
+    assert f"{tmp_path}/file/out: Not a directory" in capsys.readouterr().err
+    (tmp_path / "out/pull-request.md").mkdir(parents=True)
+    assert shop.run("export", "tail", tmp_path / "out") == 4
+    assert "pull-request.md: Is a directory" in capsys.readouterr().err
 
 
 def test_a_branch_has_the_same_commit_in_every_checkout_and_nothing_else_moves(
@@ -82,7 +94,11 @@ def test_a_branch_has_the_same_commit_in_every_checkout_and_nothing_else_moves(
     ("spoil", "branch", "code", "message"),
     [
         (["branch", "up", "pin~0"], "up", 3, "branch up is at"),
+        (["branch", "up", "pin~0"], "up/it", 2, "no branch up/it can be beside up"),
+        (["branch", "up/it", "pin~0"], "up", 2, "no branch up can be beside up/it"),
         ([], "a..b", 2, "is no name for a branch"),
+        ([], "@{-1}", 2, "is no name for a branch"),
+        ([], "HEAD", 2, "is no name for a branch"),
         (["tag", "-d", "v1.0.0"], "up", 2, "no commit refs/tags/v1.0.0"),
         (["tag", "-f", "v1.0.0", "tail"], "up", 1, f"{A}: tag v1.0.0 has"),
     ],
@@ -101,7 +117,9 @@ def test_a_branch_that_would_be_wrong_is_refused(
         git(place, *spoil)
     refs = git(place, "for-each-ref")
     assert shop.on(place, "export", "head", "--branch", branch) == code
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert "branch -D" not in error
     assert git(place, "for-each-ref") == refs
 
 
@@ -137,11 +155,12 @@ def test_a_pull_request_has_each_paragraph_of_the_header_in_its_section(shop: Wo
         "Why it exists.\n\nWhat it does, in\ntwo lines.\n\nTested on CPU: so.\n\nAlso so.\n\n"
         "Speed: twice.\n\nOn one machine."
     )
-    test = "test/registered/unit/test_it.py"
+    test, helper = "test/registered/unit/test_it.py", "test/registered/unit/helper.py"
     file = shop.source / A
     file.write_bytes(b"x\n")
     (shop.source / test).parent.mkdir(parents=True)
     (shop.source / test).write_bytes(b"1\n2\n")
+    (shop.source / helper).write_bytes(b"3\n")
     git(shop.source, "add", "-A")
     trailers = "Depends-On: head\nSigned-off-by: A <a@example.org>"
     git(shop.source, "commit", "-q", "-F", "-", data=f"test: it\n\n{body}\n\n{trailers}\n".encode())
@@ -164,6 +183,8 @@ def test_a_pull_request_has_each_paragraph_of_the_header_in_its_section(shop: Wo
     assert "Comes after: test: make head." in sections["## Modifications"]
     assert "Tested on CPU: so.\n\nAlso so." in sections["## Accuracy Tests"]
     assert f"python3 -m pytest {test}" in sections["## Accuracy Tests"]
+    assert f"- `{helper}`: +1 -0" in text
+    assert text.count("python3 -m pytest") == 1
     assert "Speed: twice.\n\nOn one machine." in sections["## Speed Tests and Profiling"]
     assert "- [x] Unit tests added" in sections["## Checklist"]
 
@@ -180,6 +201,5 @@ def test_every_patch_of_the_project_has_a_pull_request_and_is_what_git_exports(
             for diff in patch.diffs:
                 assert f"`{diff.path}`" in text
             assert all(p in text for p in patch.header.body.split("\n\n"))
-            assert ("python3 -m pytest" in text) == any(
-                d.path.startswith("test/") for d in patch.diffs
-            )
+            tests = [d for d in patch.diffs if re.match(r"test/.*/test_\w+\.py$", d.path)]
+            assert text.count("python3 -m pytest") == len(tests)

@@ -4,6 +4,7 @@ import json
 import shutil
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -31,6 +32,10 @@ ALL = {"head": "kept", "tail": "kept", "more": "kept"}
 
 #: A sed script: the first two commits change places.
 SWAP = "1{h;d};2{p;x}"
+
+
+#: The date that git gives every mail.
+MAILED = "Mon Sep 17 00:00:00 2001"
 
 
 def message(subject: str, needs: str = "") -> str:
@@ -121,6 +126,31 @@ def test_a_reworded_patch_is_known_by_its_date(
     git(work, "commit", "-q", "--amend", "-F", "-", data=text)
     assert refreshed(shop, work, capsys) == ALL | {"more": "changed"}
     assert b"Subject: test: say it otherwise\n" in mails(shop)["more"]
+
+
+@pytest.mark.parametrize("name", ["J. R. Smith", "Zoë Ünal", "Smith, J", 'J "B" S', "A \\ B"])
+def test_whoever_wrote_it_a_reworded_patch_is_known(
+    shop: Workshop, work: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    author = ["--author", f"{name} <j@example.org>"]
+    git(work, "commit", "-q", "--amend", "--no-edit", *author)
+    assert refreshed(shop, work, capsys) == ALL | {"more": "changed"}
+    text = message("test: say it otherwise, é", "head").encode()
+    git(work, "commit", "-q", "--amend", "-F", "-", data=text)
+    assert refreshed(shop, work, capsys) == ALL | {"more": "changed"}
+    place = shop.tree("checkout")
+    git(place, "tag", "v1.0.0")
+    assert shop.on(place, "apply", "--commit") == 0
+    assert git(place, "log", "-1", "--format=%an <%ae>").decode() == f"{name} <j@example.org>\n"
+
+
+def test_two_patches_with_one_subject_are_found(
+    shop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = shop.folder / "tail.patch"
+    file.write_bytes(file.read_bytes().replace(b"test: make tail", b"test: make head"))
+    assert shop.run("lint", "--write") == 5
+    assert "v1.0.0/tail: has the subject of head" in capsys.readouterr().out
 
 
 def test_patches_are_reordered_dropped_and_split(
@@ -238,6 +268,24 @@ def test_a_patch_beside_others_has_to_name_them(
         ({A: b"x\n"}, message("test: needs", "more"), 2, "depends on head, more, but does not"),
         ({B: b"\0\n"}, message("test: binary"), 2, "binary files are not allowed"),
         ({"a b": b"x\n"}, message("test: blank"), 2, "not plain"),
+        ({B: b"x\r\n"}, message("test: returns"), 2, "not give back its content;"),
+        ({B: b"x\n"}, message("test: two  blanks"), 2, "not give back its message;"),
+        ({B: b"x\n"}, message("test: a\ttab"), 2, "not give back its message;"),
+        ({B: b"x\n"}, message("re: it"), 2, "not give back its message;"),
+        ({B: b"x\n"}, message("test: end") + "\n \n", 2, "not give back its message;"),
+        (
+            {B: b"x\n"},
+            message("test: other").replace("\nWhy", "\nFrom: B <b@example.org>\n\nWhy"),
+            2,
+            "not give back its author and message;",
+        ),
+        (
+            {B: b"x\n"},
+            message("test: two").replace("\nWhy", f"\nFrom {'1' * 40} {MAILED}\n\nWhy"),
+            2,
+            "take its mail for several",
+        ),
+        ({B: b"x\n"}, message("test: make tail"), 2, "has the subject of tail"),
     ],
 )
 def test_what_cannot_be_a_patch_is_refused_and_nothing_is_written(
@@ -321,6 +369,7 @@ def test_a_checkout_that_is_no_series_is_refused_and_nothing_is_written(
         (["--name", "x"], "write NAME=COMMIT"),
         (["--name", "x=nowhere"], "no commit nowhere"),
         (["--name", "X=HEAD"], "is not a patch name"),
+        (["--name", "x=v1.0.0"], "not one of the commits since the pin"),
         (["--drop", "more"], "shall be dropped, but there is a commit"),
         (["--drop", "nobody"], "no patch nobody"),
     ],
@@ -391,6 +440,36 @@ def test_a_series_is_taken_over_to_another_pin_by_a_rebase(
     assert git(work, "rev-parse", "am^{tree}") == git(work, "rev-parse", "main^{tree}")
     (new,) = [hunk for hunk in made["head"].split(b"\n@@")[1:] if b"new = 1" in hunk]
     assert new in old["head"]  # what is the same file there is the same diff
+
+
+def test_a_pin_that_is_a_link_is_written_where_it_lies(shop: Workshop, work: Path) -> None:
+    place = shop.root / "elsewhere" / shop.folder.name
+    place.parent.mkdir()
+    shop.folder.rename(place)
+    shop.folder.symlink_to(place)
+    commit(work, {A: (work / A).read_bytes() + b"end\n"}, message=message("test: end", "tail"))
+    assert shop.on(work, "new-patch", "end") == 0
+    assert shop.folder.is_symlink()
+    assert (place / "end.patch").is_file()
+    assert [f.name for f in (*shop.folder.parent.iterdir(), *place.parent.iterdir())] == [
+        place.name,
+        place.name,
+    ]
+
+
+def test_two_file_systems_are_told_and_nothing_is_written(
+    shop: Workshop, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(shop.folder)
+    commit(work, {A: (work / A).read_bytes() + b"end\n"}, message=message("test: end", "tail"))
+    with TemporaryDirectory(dir="/dev/shm") as other:
+        assert Path(other).stat().st_dev != shop.root.stat().st_dev
+        (shop.folder.parent / ".staging").symlink_to(other)
+        assert shop.on(work, "new-patch", "end") == 4
+    error = capsys.readouterr().err
+    assert "two folders cannot change places" in error
+    assert f"have {shop.folder} and {shop.folder.parent} on one file system" in error
+    assert snapshot(shop.folder) == before
 
 
 def test_a_second_run_is_kept_out(
