@@ -16,7 +16,7 @@ from . import prompts as texts
 from .experiment import Experiment, Sweep
 from .journal import Journal
 from .runs import Session, Store, open_store
-from .server import Server, end_orphan, free_port
+from .server import Server, end_orphan, free_port, taken
 
 STORE = "results.sqlite"
 _KILLED = "the sweep was killed on the way"
@@ -113,6 +113,10 @@ class Campaign:
         argv = [*experiment.argv(port), *words]
         self.voice.tell(f"{head}: starting, log {base}.log")
         note = "not checked: it did not start"
+        if failure := taken(port):
+            session = self._failed(experiment, url, failure)
+            self.journal.end(attempt, note, session.key)
+            return session
         server = Server(argv, environ, base.with_suffix(".log"), base.with_suffix(".identity"))
         try:
             begun = time.monotonic()

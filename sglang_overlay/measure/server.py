@@ -1,5 +1,6 @@
 """A server that a sweep starts, waits for, and stops: it and all that it started, no other."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -47,7 +49,10 @@ class Server:
             raise EnvironmentFailure(f"{log}: {error.strerror}") from error
 
     def wait(self, url: str, seconds: float, say: Say) -> str:
-        """Wait until ``GET url/health`` is 200. Returns "" then, else why it never will be."""
+        """Wait until ``GET url/health`` is 200. Returns "" then, else why it never will be.
+
+        The 200 counts only where this server's own processes listen at the port of ``url``.
+        """
         import httpx
 
         begun = time.monotonic()
@@ -57,7 +62,7 @@ class Server:
                     return reason.explain(self.log, self._process.returncode)
                 with suppress(httpx.HTTPError):
                     if client.get(f"{url}/health").status_code == 200:
-                        return ""
+                        return self.fell() or self._stranger(urlsplit(url).port or 80)
                 say(f"{passed:.0f} of {seconds:.0f} s: {reason.last_line(self.log)[:100]}")
                 time.sleep(_POLL)
         why = reason.explain(self.log)
@@ -67,6 +72,12 @@ class Server:
         """Why the server ended by itself; "" while it runs."""
         code = self._process.poll()
         return "" if code is None else reason.explain(self.log, code)
+
+    def _stranger(self, port: int) -> str:
+        """Why an answer at ``port`` is none of this server's; "" where only its own listen."""
+        ours = {one.pid for one in _members(self._process.pid)}
+        others = [pid for pid in _listeners(port) if pid not in ours]
+        return _in_use(port, others[0]) if others else ""
 
     def stop(self, patience: float) -> None:
         """Stop the server and every process of its session and below it; see ``end``."""
@@ -132,6 +143,37 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def taken(port: int) -> str:
+    """Who keeps a server from 127.0.0.1:``port``, as the reason of a failure; "" if nobody."""
+    with socket.socket() as probe:
+        # Listens somebody, this fails all the same; connections that are over do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return _in_use(port, next(iter(_listeners(port)), None))
+    return ""
+
+
+def _in_use(port: int, pid: int | None) -> str:
+    name = "another user's process"
+    if pid is not None:
+        with suppress(psutil.Error):
+            name = f"{psutil.Process(pid).name()} ({pid})"
+    return f"port in use: {name} listens at {port}, and is none that this sweep started"
+
+
+def _listeners(port: int) -> list[int | None]:
+    """The processes that answer at 127.0.0.1:``port``; ``None`` for one that is not ours to see."""
+    here = [(host, port) for host in ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1")]
+    return [
+        one.pid
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and tuple(one.laddr) in here
+    ]
 
 
 def _members(leader: int) -> set[psutil.Process]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 import resource
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -19,6 +21,8 @@ from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.measure.journal import Attempt, Journal
 from sglang_overlay.measure.runs import open_store
+
+from .failing import serving
 
 ERRORS = """\
 name = "errors"
@@ -144,6 +148,19 @@ def test_a_server_that_falls_while_it_is_measured_is_a_result_too(
     with open_store(tmp_path / "out/results.sqlite") as store:
         kept = {one.name: one.failure for one in store.load()}
     assert kept == {f"errors/{name}": failure for name, failure in failures.items()}
+
+
+def test_a_port_that_a_stranger_has_is_a_result_and_its_server_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving() as (url, server):
+        server.pages["/health"] = {}
+        port = f"port = {server.server_address[1]}\n"
+        assert main(write(tmp_path, experiments("sleep 1000", more=port))) == 0
+        (row,) = shown(capsys)[0]["results"]
+        assert row["failure"].startswith("port in use: ") and f"({os.getpid()})" in row["failure"]
+        assert not list((tmp_path / "out").glob("*.log"))
+        assert httpx.get(f"{url}/health").status_code == 200 and not server.bodies
 
 
 def test_two_sweeps_in_one_folder_are_kept_apart(
