@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..patchset.errors import PatchsetError
-from . import context, load, stream
+from . import context, load, secret, stream
 from . import prompts as texts
 from .prompts import Prompt
 from .runs import Protocol, Run, Session, Store
@@ -57,13 +57,13 @@ def run(
         session = Session(
             name=name or known["model"],
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            url=url,
+            url=secret.bare(url),
             protocol=protocol,
             labels=labels or {},
             context=known,
         )
         session = store.begin(session) if store else session
-        server = _Server(client, protocol, prompts, known["model"], key, python, progress)
+        server = _Server(client, url, protocol, prompts, known["model"], key, python, progress)
         for number, warmup in _plan(protocol):
             try:
                 one = server.measure(number, warmup)
@@ -84,6 +84,7 @@ class _Server:
     """The server, and what every request to it shares."""
 
     client: "httpx.Client"
+    url: str  # with user and password, where it has them
     protocol: Protocol
     prompts: Sequence[Prompt]
     model: str
@@ -101,9 +102,8 @@ class _Server:
 
         tell(0)
         if self.protocol.concurrency > 1:
-            url = str(self.client.base_url)
             shared = (self.protocol, self.prompts, self.key, self.python)
-            run = load.measure(url, *shared, number, warmup)
+            run = load.measure(self.url, *shared, number, warmup)
         else:
             prompt = self.prompts[(number - 1) % len(self.prompts)]
             request = (self.client, self.protocol, prompt, self.model)

@@ -121,12 +121,14 @@ class Campaign:
         try:
             begun = time.monotonic()
             bound = self.sweep.ready_s
-            failure = server.wait(url, bound, lambda text: self.voice.show(f"{head}: {text}"))
+            failure = server.wait(
+                url, bound, lambda text: self.voice.show(experiment.hide(f"{head}: {text}"))
+            )
             if failure:
                 session = self._failed(experiment, url, failure)
             else:
                 came = arrival.check(url, experiment, self.key)
-                note = str(came)
+                note = experiment.hide(str(came))
                 seconds = time.monotonic() - begun
                 self.voice.tell(f"{head}: ready after {seconds:.0f} s; settings arrived: {note}")
                 if came.wrong:
@@ -161,14 +163,14 @@ class Campaign:
                 ),
             )
         except PatchsetError as error:
-            failure = self._why(error.message, server)
+            failure = experiment.hide(self._why(error.message, server))
             begun = [one for one in self.store.load() if one.key > before]
             if not begun:
                 return self._failed(experiment, url, failure)
             self.store.fail(begun[-1].key, failure)
             return replace(begun[-1], failure=failure)
         if session.failure:
-            failure = self._why(session.failure, server)
+            failure = experiment.hide(self._why(session.failure, server))
             self.store.fail(session.key, failure)
             return replace(session, failure=failure)
         return session
@@ -212,7 +214,7 @@ class Campaign:
                 url=url,
                 protocol=self.sweep.protocol,
                 labels=experiment.settings,
-                failure=failure,
+                failure=experiment.hide(failure),
             )
         )
 

@@ -36,6 +36,7 @@ from string import Template
 from typing import Any
 
 from ..patchset.errors import Usage
+from . import secret
 from .runs import Protocol
 
 Value = str | int | float | bool
@@ -61,7 +62,7 @@ class Experiment:
     args: Mapping[str, Value]
     env: Mapping[str, str]  # for the workers
     environ: Mapping[str, str]  # for the process that is started
-    settings: Mapping[str, str]  # what makes it differ from the others
+    settings: Mapping[str, str]  # what makes it differ from the others, without secrets
     baseline: str = ""
 
     def argv(self, port: int) -> list[str]:
@@ -71,6 +72,12 @@ class Experiment:
             if value is not False:
                 words += [name] if value is True else [name, str(value)]
         return [Template(word).substitute({_PORT: port}) for word in words]
+
+    def hide(self, text: str) -> str:
+        """``text`` without the secrets among arguments and variables."""
+        pairs = [*self.env.items(), *self.environ.items()]
+        values = {value for name, value in pairs if secret.is_secret(name)}
+        return secret.hide(text, values | {*secret.of_words(self.argv(0))})
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,11 @@ class _Reader:
                 tables[kind] = {**server.get(kind, {}), **own}
                 for key, value in tables[kind].items():
                     tables[kind][key] = self.fill(value, values, (*place, kind, key))
-            settings = {key: str(tables[kind][key]) for kind, key in keys}
+            settings = {key: secret.shown(key, str(tables[kind][key])) for kind, key in keys}
+            for kind, key in varied:
+                if secret.is_secret(key):  # told apart by its place in the list
+                    number = table[kind][key].index(chosen[kind, key]) + 1
+                    settings[key] = f"{settings[key]} {number}"
             label = " ".join(
                 f"{key}={settings[key]}" for kind, key in keys if (kind, key) in varied
             )
@@ -215,8 +226,9 @@ class _Reader:
             return Template(value).substitute(values)
         except (KeyError, ValueError) as error:
             known = ", ".join(f"${name}" for name in values)
+            told = secret.shown(str(place[-1]), value)
             raise self.wrong(
-                place, f"{value!r} names no value; there is {known}, and $$ is a dollar"
+                place, f"{told!r} names no value; there is {known}, and $$ is a dollar"
             ) from error
 
     def take(self, table: Any, place: tuple[Any, ...], **kinds: type) -> _TABLE:

@@ -51,7 +51,7 @@ def capture(
     with stream.connect(url, key) as client:
         info = stream.get(client, "/server_info")
         if "model_path" not in info:
-            raise Usage(f"{url}/server_info: not an SGLang server's answer")
+            raise Usage(f"{client.base_url}/server_info: not an SGLang server's answer")
         width = info.get("speculative_num_draft_tokens") or 1
         total = _WARM + 2 * steps + _SPARE
         name = f"overlay-{time.time_ns()}"
@@ -68,7 +68,9 @@ def capture(
                     started = opened = True
                     _control(client, "/start_profile", _window(out, name, steps))
             if not started:
-                raise EnvironmentFailure(f"{url}: the request ended before {_WARM + steps} cycles")
+                raise EnvironmentFailure(
+                    f"{client.base_url}: the request ended before {_WARM + steps} cycles"
+                )
             if not any(out.glob(f"{name}-*")):
                 _close(client)  # the request was over before the window
             opened = False

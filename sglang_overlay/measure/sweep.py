@@ -16,6 +16,7 @@ import click
 from .. import show
 from ..options import options
 from ..patchset.errors import Usage
+from . import secret
 from .breakeven import Acceptance, Case
 from .campaign import Campaign, Voice, campaign
 from .experiment import Experiment, Sweep, load
@@ -235,9 +236,9 @@ def _commands(wanted: list[Experiment]) -> dict[str, Any]:
         "experiments": [
             {
                 "name": one.name,
-                "argv": one.argv(0),
-                "env": dict(one.env),
-                "environ": dict(one.environ),
+                "argv": secret.words(one.argv(0)),
+                "env": {name: secret.shown(name, value) for name, value in one.env.items()},
+                "environ": {name: secret.shown(name, value) for name, value in one.environ.items()},
             }
             for one in wanted
         ],
