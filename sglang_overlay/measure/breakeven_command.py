@@ -21,7 +21,7 @@ from .breakeven import (
     targets,
 )
 from .command import STORE
-from .runs import Breakdown, Session, open_store
+from .runs import Breakdown, Session, read_store
 
 _ALLREDUCES_US = (200.0, 100.0, 50.0, 20.0, 10.0, 5.0)
 _MS = click.FloatRange(0, min_open=True)
@@ -123,7 +123,7 @@ def _stored(store: Path, bench: str | None, baseline: str | None) -> dict[str, A
     if not store.is_file():
         raise Usage(f"{store}: no such file", "--store FILE")
     found: dict[str, Any] = {}
-    with open_store(store) as kept:
+    with read_store(store) as kept:
         if baseline:
             found["decode_ms"] = decode_ms(kept.find(baseline))
         if bench:

@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -248,11 +248,11 @@ def campaign(sweep: Sweep, folder: Path, voice: Voice) -> Iterator[Campaign]:
             raise EnvironmentFailure(
                 f"{folder}: another sweep is at work there", "wait for it, or --out DIR"
             ) from error
-        journal = Journal(folder / STORE, sweep.name)
-        try:
-            with open_store(folder / STORE) as store:
-                one = Campaign(sweep, folder, store, journal, voice)
-                one.clean_up()
-                yield one
-        finally:
-            journal.close()
+        # The store first: it sees that the file is ours.
+        with (
+            open_store(folder / STORE) as store,
+            closing(Journal(folder / STORE, sweep.name)) as journal,
+        ):
+            one = Campaign(sweep, folder, store, journal, voice)
+            one.clean_up()
+            yield one

@@ -13,7 +13,7 @@ from ..patchset.errors import EnvironmentFailure, Usage
 from . import bench
 from . import prompts as texts
 from .compare import Comparison, compare
-from .runs import Protocol, Session, open_store
+from .runs import Protocol, Session, open_store, read_store
 
 STORE = click.option(
     "--store",
@@ -133,7 +133,7 @@ def command(
 @options("json")
 def listing(store: Path, as_json: bool) -> int:
     """The sessions in the store."""
-    with open_store(_existing(store)) as kept:
+    with read_store(_existing(store)) as kept:
         result = {"store": str(store), "sessions": [described(one) for one in kept.load()]}
     show.emit(result, as_json, _list_table)
     return 0
@@ -149,7 +149,7 @@ def comparing(a: str, b: str, store: Path, as_json: bool) -> int:
 
     Exit 1 when B's accept length is lower than A's, beyond noise.
     """
-    with open_store(_existing(store)) as kept:
+    with read_store(_existing(store)) as kept:
         found = compare(kept.find(a), kept.find(b))
     show.emit(_compared(found), as_json, _compare_table)
     return 1 if found.accept_fell else 0

@@ -15,7 +15,7 @@ from . import bench, plots
 from .breakeven import Case
 from .breakeven_command import case_of, decode_ms
 from .compare import Comparison, alike, compare
-from .runs import Session, open_store
+from .runs import Session, read_store
 
 _LABELS = 28  # characters of a bar's label
 
@@ -81,6 +81,8 @@ class Group:
 @options("json")
 def command(source: Path, out: Path, baseline: str | None, as_json: bool) -> int:
     """Draw SOURCE, a SQLite file of results or a folder of them, as one HTML page."""
+    if not _may_be_replaced(out):
+        raise Usage(f"{out}: there already, and no page", "--out FILE.html")
     sessions = read(source)
     with show.progress() as progress:
         text = page(sessions, str(source), baseline, progress)
@@ -93,6 +95,17 @@ def command(source: Path, out: Path, baseline: str | None, as_json: bool) -> int
     return 0
 
 
+def _may_be_replaced(out: Path) -> bool:
+    """Whether nothing is lost when ``out`` is written: no file, an empty one, or a page."""
+    if not out.is_file():
+        return True
+    try:
+        with out.open("rb") as stream:
+            return stream.read(15).lower() in (b"", b"<!doctype html>")
+    except OSError:
+        return False
+
+
 def read(source: Path) -> list[Session]:
     """The sessions of a file, or of every ``*.sqlite`` in a folder. Raises ``Usage``."""
     files = sorted(source.glob("*.sqlite")) if source.is_dir() else [source]
@@ -100,7 +113,7 @@ def read(source: Path) -> list[Session]:
         raise Usage(f"{source}: no results there", "bench --url URL --store FILE.sqlite")
     sessions = []
     for file in files:
-        with open_store(file) as store:
+        with read_store(file) as store:
             sessions += store.load()
     if not sessions:
         raise Usage(f"{source}: no session in it", "bench --url URL --store FILE.sqlite")

@@ -167,3 +167,19 @@ def test_bad_sources_and_places_are_one_message(
         assert main(["report", str(source), "--out", str(tmp_path / "r.html")]) == code
         assert message in capsys.readouterr().err
     assert main(["report", str(folder), "--out", str(tmp_path / "no/r.html")]) == 4
+
+
+def test_a_page_is_written_over_a_page_and_over_nothing_else(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, out = folder / "a.sqlite", tmp_path / "r.html"
+    for target in (store, tmp_path / "text"):
+        (tmp_path / "text").write_text("my notes")
+        before = target.read_bytes()
+        assert main(["report", str(store), "--out", str(target)]) == 2
+        assert "there already, and no page" in capsys.readouterr().err
+        assert target.read_bytes() == before
+    out.touch()
+    for _ in "ab":
+        assert main(["report", str(store), "--out", str(out)]) == 0
+    assert out.read_text().lower().startswith("<!doctype html>")
