@@ -89,24 +89,38 @@ class Server:
 
 
 def end_orphan(identity: Path, patience: float) -> int | None:
-    """Stop the server that wrote ``identity``, if it still runs. Returns its pid, else ``None``.
+    """Stop what still runs of the server that wrote ``identity``. Returns its pid, else ``None``.
 
-    It is the one only if boot, pid and start time are those that it wrote; without proof
-    nothing is stopped.
+    It is the one only if boot, pid and start time are those that it wrote; where it is gone
+    itself, its session is what bears its pid and began later. Without proof nothing is stopped.
     """
     try:
         stat, boot = identity.read_text().splitlines()
         pid, started = int(stat.split()[0]), _start_time(stat)
-        now = Path(f"/proc/{pid}/stat").read_text()
         same_boot = boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (OSError, ValueError, IndexError):
         identity.unlink(missing_ok=True)
         return None
-    ours = same_boot and _start_time(now) == started
+    ours = same_boot and _is_ours(pid, started)
     if ours:
         end(pid, patience)
     identity.unlink(missing_ok=True)
     return pid if ours else None
+
+
+def _is_ours(leader: int, started: int) -> bool:
+    """Whether ``leader``, or a session that it left, is the one that began at ``started``.
+
+    Linux gives a pid to no other process while it names a session.
+    """
+    with suppress(OSError):
+        return _start_time(Path(f"/proc/{leader}/stat").read_text()) == started
+    found = []
+    for one in psutil.pids():
+        with suppress(OSError):
+            if os.getsid(one) == leader:
+                found.append(_start_time(Path(f"/proc/{one}/stat").read_text()))
+    return bool(found) and min(found) >= started
 
 
 def end(leader: int, patience: float) -> None:
@@ -200,5 +214,6 @@ def _alive(processes: set[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def _start_time(stat: str) -> str:
-    return stat.rpartition(")")[2].split()[19]
+def _start_time(stat: str) -> int:
+    """Clock ticks from the boot to the start of the process."""
+    return int(stat.rpartition(")")[2].split()[19])

@@ -130,18 +130,25 @@ def _safe(text: str) -> str:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM ends the sweep as Ctrl-C does, its server with it."""
+    """SIGTERM, or a terminal that is closed, ends the sweep as Ctrl-C does, its server with it.
+
+    Under ``nohup`` SIGHUP stays ignored.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise click.Abort
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, now in before.items():
+        if now is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         yield
     except KeyboardInterrupt:
         raise click.Abort from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, now in before.items():
+            signal.signal(number, now)
 
 
 def _ranked(work: Campaign, ended: str) -> dict[str, Any]:

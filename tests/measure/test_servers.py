@@ -104,6 +104,27 @@ def test_an_orphan_is_stopped_only_when_it_is_proved_to_be_ours(tmp_path: Path) 
     assert end_orphan(identity, 1) is None  # it is gone
 
 
+def test_what_a_server_left_that_is_gone_is_stopped_when_it_is_proved_to_be_its_own(
+    tmp_path: Path,
+) -> None:
+    server = start(tmp_path, "sh", "-c", "sleep 1000 & echo $!")
+    until(server.fell)
+    (child,) = [psutil.Process(int(text)) for text in (tmp_path / "log").read_text().split()]
+    identity = tmp_path / "identity"
+    stat, boot = identity.read_text().splitlines()
+    pid = int(stat.split()[0])
+    assert not psutil.pid_exists(pid)
+    fields = stat.split()
+    fields[21] = str(int(child.create_time() * 100))  # long after the child began
+    for forged in (f"{' '.join(fields)}\n{boot}\n", f"{stat}\n{'0' * 8}{boot[8:]}\n"):
+        identity.write_text(forged)
+        assert end_orphan(identity, 1) is None
+        assert not gone([child])
+    identity.write_text(f"{stat}\n{boot}\n")
+    assert end_orphan(identity, 1) == pid
+    assert gone([child]) and not identity.exists()
+
+
 def test_a_server_whose_starter_was_killed_is_found_again(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"

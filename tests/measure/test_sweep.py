@@ -174,7 +174,7 @@ def test_two_sweeps_in_one_folder_are_kept_apart(
     assert "another sweep is at work there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +193,14 @@ def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
     assert main([*command, "--only", "0"]) == 0
     result, said = shown(capsys)
     assert "[1/1] 0: done before" in said and result["left"] == ["1"]
+
+
+def test_under_nohup_a_closed_terminal_ends_no_sweep(tmp_path: Path) -> None:
+    command = write(tmp_path, experiments("kill -HUP $PPID".replace("$", "$$$$"), "exit 1"))
+    words = ["nohup", sys.executable, "-m", "sglang_overlay", *command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["results"]) == 2
 
 
 def test_an_attempt_that_was_killed_leaves_the_result_before_it(tmp_path: Path) -> None:
