@@ -196,7 +196,7 @@ def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
 
 
 def test_under_nohup_a_closed_terminal_ends_no_sweep(tmp_path: Path) -> None:
-    command = write(tmp_path, experiments("kill -HUP $PPID".replace("$", "$$$$"), "exit 1"))
+    command = write(tmp_path, experiments("kill -HUP $$PPID", "exit 1"))
     words = ["nohup", sys.executable, "-m", "sglang_overlay", *command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
