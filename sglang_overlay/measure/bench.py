@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..patchset.errors import PatchsetError
+from ..patchset.errors import PatchsetError, Usage
 from . import context, load, secret, stream
 from . import prompts as texts
 from .prompts import Prompt
@@ -48,6 +48,9 @@ def run(
     says why it ended. Raises ``Usage`` (no such server, key wanted, request refused) and
     ``EnvironmentFailure`` (nobody there, disk full).
     """
+    name_of_fault, why = protocol.fault()
+    if why:
+        raise Usage(f"{name_of_fault}: {why}")
     with stream.connect(url, key) as client:
         known = context.look(client, log, tree)
         prompts, source = _choose(prompts, protocol.prompts, known["tokenizer"])

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..patchset.errors import EnvironmentFailure, PatchsetError
 from . import arrival, bench, profile
-from . import prompts as texts
 from .experiment import Experiment, Sweep
 from .journal import Journal
 from .runs import Session, Store, open_store
@@ -145,14 +144,12 @@ class Campaign:
     def _bench(self, experiment: Experiment, url: str, server: Server, head: str) -> Session:
         before = max((one.key for one in self.store.load()), default=0)
         python = Path(experiment.command[0])
-        source = self.sweep.protocol.prompts
-        ids = source == "random ids"
         try:
             session = bench.run(
                 url,
                 self.sweep.protocol,
                 name=self.session_name(experiment),
-                prompts=texts.random_ids(32) if ids else self._prompts(source),
+                prompts=self.sweep.prompts,
                 store=self.store,
                 labels=experiment.settings,
                 key=self.key,
@@ -179,10 +176,6 @@ class Campaign:
     def _why(message: str, server: Server) -> str:
         fell = server.fell()
         return f"{fell} ({message})" if fell else message
-
-    @staticmethod
-    def _prompts(source: str) -> list[texts.Prompt]:
-        return [] if source == "built in" else texts.read(Path(source))
 
     def _profile(self, session: Session, url: str, base: Path, head: str) -> str:
         """Take a profile, where the sweep wants one; says what hindered it."""

@@ -13,7 +13,7 @@ from ..patchset.errors import EnvironmentFailure, Usage
 from . import bench
 from . import prompts as texts
 from .compare import Comparison, compare
-from .runs import Protocol, Session, open_store, read_store
+from .runs import APIS, Protocol, Session, open_store, read_store
 
 STORE = click.option(
     "--store",
@@ -28,18 +28,18 @@ _DEFAULT = bench.CAMPAIGN
 @click.group("bench", invoke_without_command=True)
 @click.option("--url", help="The running server, http://HOST:PORT.")
 @click.option("--name", default="", help="What to call this configuration.  [default: the model]")
-@click.option("--runs", type=click.IntRange(1), default=_DEFAULT.runs, show_default=True)
-@click.option("--warmup", type=click.IntRange(0), default=_DEFAULT.warmup, show_default=True)
+@click.option("--runs", type=int, default=_DEFAULT.runs, show_default=True)
+@click.option("--warmup", type=int, default=_DEFAULT.warmup, show_default=True)
 @click.option(
     "--tokens",
-    type=click.IntRange(2),
+    type=int,
     default=_DEFAULT.tokens,
     show_default=True,
     help="New tokens of each request.",
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(1),
+    type=int,
     default=_DEFAULT.concurrency,
     show_default=True,
     help="Requests at once; beyond 1 through SGLang's own serving benchmark.",
@@ -51,10 +51,10 @@ _DEFAULT = bench.CAMPAIGN
     help="One text a line, or ShareGPT-style .json or .jsonl.  [default: 32 short ones]",
 )
 @click.option("--input-ids", is_flag=True, help="Random token ids in place of texts.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
+@click.option("--temperature", type=float, default=0.0, show_default=True)
 @click.option(
     "--api",
-    type=click.Choice(["native", "openai", "chat"]),
+    type=click.Choice(APIS),
     default=_DEFAULT.api,
     show_default=True,
     help="/generate, /v1/completions or /v1/chat/completions.",
@@ -115,6 +115,9 @@ def command(
         api=api,
         prompts=file.name if file else texts.RANDOM_IDS if input_ids else texts.BUILT_IN,
     )
+    fault, why = protocol.fault()
+    if why:
+        raise Usage(f"--{fault}: {why}")
     chosen = texts.read(file) if file else []
     with open_store(store) as kept, show.progress() as progress:
         session = bench.run(

@@ -5,6 +5,7 @@ and the runs. It is written run by run, so that a session that was killed keeps 
 """
 
 import json
+import math
 import sqlite3
 import statistics
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..patchset.errors import EnvironmentFailure, Usage
+
+APIS = ("native", "openai", "chat")
+_LEAST = {"warmup": 0, "runs": 1, "tokens": 1, "concurrency": 1}
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,17 @@ class Protocol:
     ignore_eos: bool = True  # every request gives `tokens` tokens
     api: str = "native"  # native: /generate; openai: /v1/completions; chat: /v1/chat/completions
     prompts: str = "built in"  # which ones; "random ids" where there is no tokenizer
+
+    def fault(self) -> tuple[str, str]:
+        """The first field that cannot be measured so, and what it wants; ("", "") if none."""
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                return name, f"{getattr(self, name)} is too few: {least} or more"
+        if not 0 <= self.temperature < math.inf:
+            return "temperature", f"{self.temperature:g} is none: 0 or more"
+        if self.api not in APIS:
+            return "api", f"{self.api!r} is none of {', '.join(APIS)}"
+        return "", ""
 
 
 @dataclass(frozen=True)
