@@ -150,7 +150,7 @@ def listing(store: Path, as_json: bool) -> int:
 def comparing(a: str, b: str, store: Path, as_json: bool) -> int:
     """Hold session B against A (numbers or names): ratio, 95 % interval, verdict.
 
-    Exit 1 when B's accept length is lower than A's, beyond noise.
+    Exit 1 when B's accept length is lower than A's, beyond noise, with the same drafter.
     """
     with read_store(_existing(store)) as kept:
         found = compare(kept.find(a), kept.find(b))
@@ -178,9 +178,9 @@ def described(session: Session) -> dict[str, Any]:
 
 def _compared(found: Comparison) -> dict[str, Any]:
     problems = []
-    if found.accept_fell and found.accept:
+    if found.accept_fell:
         problems.append(
-            f"the accept length of {found.b.name} is {found.accept.value:.3f} of that of "
+            f"the accept length of {found.b.name} is {found.accept_ratio:.3f} of that of "
             f"{found.a.name}: drafts that were right are so no more; suspect wrong numbers"
         )
     return {
@@ -190,9 +190,17 @@ def _compared(found: Comparison) -> dict[str, Any]:
         "speed": found.speed and asdict(found.speed),
         "accept": found.accept and asdict(found.accept),
         "verdict": found.verdict,
+        "note": _note(found),
         "problems": problems,
         "differences": {name: list(pair) for name, pair in found.differences.items()},
     }
+
+
+def _note(found: Comparison) -> str:
+    """Why accept lengths that differ say nothing of the numbers."""
+    if found.accept_ratio is None or found.same_drafter:
+        return ""
+    return "another drafter, model or number of steps: accept lengths need not be equal"
 
 
 def session_table(result: dict[str, Any]) -> None:
@@ -244,5 +252,7 @@ def _compare_table(result: dict[str, Any]) -> None:
     for name, (left, right) in result["differences"].items():
         print(f"{name}: {left} -> {right}")
     print(f"{result['b']['name']} against {result['a']['name']}: {result['verdict']}")
+    if result["note"]:
+        print(result["note"])
     for problem in result["problems"]:
         print(f"error: {problem}", file=sys.stderr)

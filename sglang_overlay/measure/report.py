@@ -14,7 +14,7 @@ from ..patchset.errors import EnvironmentFailure, Usage
 from . import bench, plots
 from .breakeven import Case
 from .breakeven_command import case_of, decode_ms
-from .compare import Comparison, alike, compare
+from .compare import Comparison, alike, compare, drafter
 from .runs import Session, read_store
 
 _LABELS = 28  # characters of a bar's label
@@ -56,7 +56,7 @@ class Group:
     @property
     def headline(self) -> str:
         """The fastest against the baseline, or that nothing is faster beyond noise."""
-        faster = [row for row in self.rows if row.verdict == "faster"]
+        faster = [row for row in self.rows if row.verdict.startswith("faster")]
         if not faster:
             return f"Nothing is faster than {self.baseline.name} beyond noise."
         best = max(faster, key=lambda row: row.session.median("tok_s") or 0)
@@ -171,15 +171,8 @@ def _group(members: list[Session], wanted: str | None) -> Group:
 
 def _below(session: Session, members: Sequence[Session]) -> str:
     """The first session with the same drafter, if the accept length fell below its own."""
-    first = next(one for one in members if _drafter(one) == _drafter(session))
+    first = next(one for one in members if drafter(one) == drafter(session))
     return _label(first, members) if compare(first, session).accept_fell else ""
-
-
-def _drafter(session: Session) -> tuple[Any, ...]:
-    arguments = session.context.get("arguments", {})
-    names = ("draft_model_path", "num_steps", "eagle_topk", "num_draft_tokens", "token_map")
-    found = tuple(arguments.get(f"speculative_{name}") for name in names)
-    return (session.median("accept_length") is not None, *found)
 
 
 def _case(session: Session, baseline: Session) -> Case | None:

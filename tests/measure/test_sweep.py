@@ -163,6 +163,60 @@ def test_a_port_that_a_stranger_has_is_a_result_and_its_server_is_left_alone(
         assert httpx.get(f"{url}/health").status_code == 200 and not server.bodies
 
 
+SPECULATES = """
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+cycles = int(sys.argv[1])
+
+class Handler(BaseHTTPRequestHandler):
+    def send(self, body):
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        steps = {"speculative_num_steps": int(sys.argv[3])}
+        self.send(json.dumps({"model_path": "m", **steps}).encode())
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        lines = b""
+        for done in (1, 12):
+            meta = {"prompt_tokens": 3, "completion_tokens": done, "spec_verify_ct": cycles,
+                    "spec_accept_length": 12 / cycles,
+                    "finish_reason": {"type": "length"} if done == 12 else None}
+            lines += f"data: {json.dumps({'text': 'a', 'meta_info': meta})}\\n\\n".encode()
+        self.send(lines + b"data: [DONE]\\n\\n")
+
+HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("runs", [3, 5])
+def test_a_row_whose_accept_length_fell_with_the_same_drafter_is_marked(
+    runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.py").write_text(SPECULATES)
+    bench = f"[bench]\nwarmup = 0\nruns = {runs}\ntokens = 12\n"
+    text = experiments(more=bench)
+    text = text.replace('"sh", "-c"', f'"{sys.executable}", "{tmp_path}/server.py"')
+    for name, cycles, steps in (("sound", 4, 2), ("broken", 8, 2), ("shorter", 8, 1)):
+        words = f'"{cycles}" = true, "$port" = true, "{steps}" = true'
+        text += f'[[experiment]]\nname = "{name}"\nargs = {{ {words} }}\n'
+    command = write(tmp_path, text)
+    assert main(command) == 0
+    rows = {row["experiment"]: row for row in shown(capsys)[0]["results"]}
+    assert {name: row["failure"] for name, row in rows.items()} == dict.fromkeys(rows, "")
+    marks = {name: row["accept_below"] for name, row in rows.items()}
+    assert marks == {"sound": "", "broken": "sound", "shorter": ""}
+    assert main(command[:-1]) == 0
+    told = capsys.readouterr().out
+    assert "1.50 fell" in told and told.count("fell") == 1
+    assert "broken: accept length below that of sound" in told
+
+
 def test_two_sweeps_in_one_folder_are_kept_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
