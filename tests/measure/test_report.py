@@ -169,6 +169,17 @@ def test_bad_sources_and_places_are_one_message(
     assert main(["report", str(folder), "--out", str(tmp_path / "no/r.html")]) == 4
 
 
+def test_a_name_with_dollars_stands_in_the_page_as_it_is(tmp_path: Path) -> None:
+    split = Breakdown(9, {"draft": 1.0}, {"all-reduce": 25.0}, 122)
+    with open_store(tmp_path / "a.sqlite") as store:
+        store.append(make("a $x^$ b", breakdown=split))
+        store.append(make("an odd $\\frac$", breakdown=split))
+    out = tmp_path / "r.html"
+    assert main(["report", str(tmp_path / "a.sqlite"), "--out", str(out)]) == 0
+    plots = out.read_text().partition("<svg")[2]
+    assert plots.count(">a $x^$ b</text>") == plots.count(">an odd $\\frac$</text>") == 3
+
+
 def test_a_page_is_written_over_a_page_and_over_nothing_else(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
