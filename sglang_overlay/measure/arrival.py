@@ -9,7 +9,7 @@ from typing import Any
 
 from ..patchset.errors import PatchsetError
 from ..worker_env import from_server, name_of
-from . import stream
+from . import secret, stream
 from .experiment import Experiment, Value
 
 _PROBE = (
@@ -122,7 +122,7 @@ def _arguments(url: str, args: Mapping[str, Value], key: str | None) -> tuple[li
         if name not in info:
             unknown.append(flag)
         elif value is not False and _plain(info[name]) != _plain(value):
-            overridden.append(f"{flag} is {info[name]}")
+            overridden.append(f"{flag} is {secret.shown(flag, str(info[name]))}")
     return overridden, unknown
 
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..patchset.errors import PatchsetError
-from . import context, load, stream
+from ..patchset.errors import PatchsetError, Usage
+from . import context, load, secret, stream
 from . import prompts as texts
 from .prompts import Prompt
 from .runs import Protocol, Run, Session, Store
@@ -48,6 +48,9 @@ def run(
     says why it ended. Raises ``Usage`` (no such server, key wanted, request refused) and
     ``EnvironmentFailure`` (nobody there, disk full).
     """
+    name_of_fault, why = protocol.fault()
+    if why:
+        raise Usage(f"{name_of_fault}: {why}")
     with stream.connect(url, key) as client:
         known = context.look(client, log, tree)
         prompts, source = _choose(prompts, protocol.prompts, known["tokenizer"])
@@ -57,13 +60,13 @@ def run(
         session = Session(
             name=name or known["model"],
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            url=url,
+            url=secret.bare(url),
             protocol=protocol,
             labels=labels or {},
             context=known,
         )
         session = store.begin(session) if store else session
-        server = _Server(client, protocol, prompts, known["model"], key, python, progress)
+        server = _Server(client, url, protocol, prompts, known["model"], key, python, progress)
         for number, warmup in _plan(protocol):
             try:
                 one = server.measure(number, warmup)
@@ -84,6 +87,7 @@ class _Server:
     """The server, and what every request to it shares."""
 
     client: "httpx.Client"
+    url: str  # with user and password, where it has them
     protocol: Protocol
     prompts: Sequence[Prompt]
     model: str
@@ -101,9 +105,8 @@ class _Server:
 
         tell(0)
         if self.protocol.concurrency > 1:
-            url = str(self.client.base_url)
             shared = (self.protocol, self.prompts, self.key, self.python)
-            run = load.measure(url, *shared, number, warmup)
+            run = load.measure(self.url, *shared, number, warmup)
         else:
             prompt = self.prompts[(number - 1) % len(self.prompts)]
             request = (self.client, self.protocol, prompt, self.model)

@@ -1,5 +1,6 @@
 """``breakeven``: does speculation pay, and what would have to change."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,17 +22,29 @@ from .breakeven import (
     targets,
 )
 from .command import STORE
-from .runs import Breakdown, Session, open_store
+from .runs import Breakdown, Session, read_store
 
 _ALLREDUCES_US = (200.0, 100.0, 50.0, 20.0, 10.0, 5.0)
-_MS = click.FloatRange(0, min_open=True)
-_PART = click.FloatRange(0)
+
+
+class _Finite(click.FloatRange):
+    """A number of a range; nan and inf are in none."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number to count with", param, ctx)
+        return found
+
+
+_MS = _Finite(0, min_open=True)
+_PART = _Finite(0)
 
 
 @click.command("breakeven")
 @click.option("--decode-ms", type=_MS, help="A token without speculation.")
 @click.option("--cycle-ms", type=_MS, help="A cycle: draft, verify, extend.  [default: their sum]")
-@click.option("--accept-length", type=click.FloatRange(1), help="Tokens a cycle.")
+@click.option("--accept-length", type=_Finite(1), help="Tokens a cycle.")
 @click.option(
     "--accepted-at",
     metavar="0.7,0.4,...",
@@ -123,7 +136,7 @@ def _stored(store: Path, bench: str | None, baseline: str | None) -> dict[str, A
     if not store.is_file():
         raise Usage(f"{store}: no such file", "--store FILE")
     found: dict[str, Any] = {}
-    with open_store(store) as kept:
+    with read_store(store) as kept:
         if baseline:
             found["decode_ms"] = decode_ms(kept.find(baseline))
         if bench:

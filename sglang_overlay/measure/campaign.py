@@ -5,18 +5,17 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ..patchset.errors import EnvironmentFailure, PatchsetError
 from . import arrival, bench, profile
-from . import prompts as texts
 from .experiment import Experiment, Sweep
 from .journal import Journal
 from .runs import Session, Store, open_store
-from .server import Server, end_orphan, free_port
+from .server import Server, end_orphan, free_port, taken
 
 STORE = "results.sqlite"
 _KILLED = "the sweep was killed on the way"
@@ -113,16 +112,22 @@ class Campaign:
         argv = [*experiment.argv(port), *words]
         self.voice.tell(f"{head}: starting, log {base}.log")
         note = "not checked: it did not start"
+        if failure := taken(port):
+            session = self._failed(experiment, url, failure)
+            self.journal.end(attempt, note, session.key)
+            return session
         server = Server(argv, environ, base.with_suffix(".log"), base.with_suffix(".identity"))
         try:
             begun = time.monotonic()
             bound = self.sweep.ready_s
-            failure = server.wait(url, bound, lambda text: self.voice.show(f"{head}: {text}"))
+            failure = server.wait(
+                url, bound, lambda text: self.voice.show(experiment.hide(f"{head}: {text}"))
+            )
             if failure:
                 session = self._failed(experiment, url, failure)
             else:
                 came = arrival.check(url, experiment, self.key)
-                note = str(came)
+                note = experiment.hide(str(came))
                 seconds = time.monotonic() - begun
                 self.voice.tell(f"{head}: ready after {seconds:.0f} s; settings arrived: {note}")
                 if came.wrong:
@@ -139,14 +144,12 @@ class Campaign:
     def _bench(self, experiment: Experiment, url: str, server: Server, head: str) -> Session:
         before = max((one.key for one in self.store.load()), default=0)
         python = Path(experiment.command[0])
-        source = self.sweep.protocol.prompts
-        ids = source == "random ids"
         try:
             session = bench.run(
                 url,
                 self.sweep.protocol,
                 name=self.session_name(experiment),
-                prompts=texts.random_ids(32) if ids else self._prompts(source),
+                prompts=self.sweep.prompts,
                 store=self.store,
                 labels=experiment.settings,
                 key=self.key,
@@ -157,14 +160,14 @@ class Campaign:
                 ),
             )
         except PatchsetError as error:
-            failure = self._why(error.message, server)
+            failure = experiment.hide(self._why(error.message, server))
             begun = [one for one in self.store.load() if one.key > before]
             if not begun:
                 return self._failed(experiment, url, failure)
             self.store.fail(begun[-1].key, failure)
             return replace(begun[-1], failure=failure)
         if session.failure:
-            failure = self._why(session.failure, server)
+            failure = experiment.hide(self._why(session.failure, server))
             self.store.fail(session.key, failure)
             return replace(session, failure=failure)
         return session
@@ -173,10 +176,6 @@ class Campaign:
     def _why(message: str, server: Server) -> str:
         fell = server.fell()
         return f"{fell} ({message})" if fell else message
-
-    @staticmethod
-    def _prompts(source: str) -> list[texts.Prompt]:
-        return [] if source == "built in" else texts.read(Path(source))
 
     def _profile(self, session: Session, url: str, base: Path, head: str) -> str:
         """Take a profile, where the sweep wants one; says what hindered it."""
@@ -208,7 +207,7 @@ class Campaign:
                 url=url,
                 protocol=self.sweep.protocol,
                 labels=experiment.settings,
-                failure=failure,
+                failure=experiment.hide(failure),
             )
         )
 
@@ -242,11 +241,11 @@ def campaign(sweep: Sweep, folder: Path, voice: Voice) -> Iterator[Campaign]:
             raise EnvironmentFailure(
                 f"{folder}: another sweep is at work there", "wait for it, or --out DIR"
             ) from error
-        journal = Journal(folder / STORE, sweep.name)
-        try:
-            with open_store(folder / STORE) as store:
-                one = Campaign(sweep, folder, store, journal, voice)
-                one.clean_up()
-                yield one
-        finally:
-            journal.close()
+        # The store first: it sees that the file is ours.
+        with (
+            open_store(folder / STORE) as store,
+            closing(Journal(folder / STORE, sweep.name)) as journal,
+        ):
+            one = Campaign(sweep, folder, store, journal, voice)
+            one.clean_up()
+            yield one

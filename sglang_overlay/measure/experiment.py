@@ -27,6 +27,7 @@ env = { NCCL_MAX_NCHANNELS = [1, 2, 4] }  # a list: an experiment for each value
 import hashlib
 import itertools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,9 @@ from string import Template
 from typing import Any
 
 from ..patchset.errors import Usage
+from . import prompts as texts
+from . import secret
+from .prompts import Prompt
 from .runs import Protocol
 
 Value = str | int | float | bool
@@ -61,7 +65,7 @@ class Experiment:
     args: Mapping[str, Value]
     env: Mapping[str, str]  # for the workers
     environ: Mapping[str, str]  # for the process that is started
-    settings: Mapping[str, str]  # what makes it differ from the others
+    settings: Mapping[str, str]  # what makes it differ from the others, without secrets
     baseline: str = ""
 
     def argv(self, port: int) -> list[str]:
@@ -71,6 +75,12 @@ class Experiment:
             if value is not False:
                 words += [name] if value is True else [name, str(value)]
         return [Template(word).substitute({_PORT: port}) for word in words]
+
+    def hide(self, text: str) -> str:
+        """``text`` without the secrets among arguments and variables."""
+        pairs = [*self.env.items(), *self.environ.items()]
+        values = {value for name, value in pairs if secret.is_secret(name)}
+        return secret.hide(text, values | {*secret.of_words(self.argv(0))})
 
 
 @dataclass(frozen=True)
@@ -86,10 +96,13 @@ class Sweep:
     ready_s: float = 900.0
     stop_s: float = 60.0
     stop: Stop = field(default_factory=Stop)
+    prompts: tuple[Prompt, ...] = ()  # of the file that the protocol names, or random ids
 
     def digest(self, experiment: Experiment) -> str:
         """What names a result: the same for the same server and protocol, and only then."""
         told = [asdict(experiment), asdict(self.protocol), self.profile_steps]
+        if self.prompts and self.protocol.prompts != texts.RANDOM_IDS:
+            told.append(texts.digest(self.prompts))
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -127,13 +140,19 @@ class _Reader:
             )
         if not server.get("command"):
             raise self.wrong(("server",), "wants a command")
+        if not 0 <= server.get("port", 0) < 2**16:
+            raise self.wrong(("server", "port"), f"{server['port']} is no port")
         steps = self.take(top.get("profile", {}), ("profile",), steps=int).get("steps", 16)
+        if steps < 1:
+            raise self.wrong(("profile", "steps"), f"{steps} is too few: 1 or more")
         stop = self.take(top.get("stop", {}), ("stop",), failures=int, seconds=float, tok_s=float)
+        protocol = self.protocol(top.get("bench", {}))
         return Sweep(
             name=name,
             about=top.get("about", ""),
             experiments=self.experiments(top, server),
-            protocol=self.protocol(top.get("bench", {})),
+            protocol=protocol,
+            prompts=self.prompts(protocol.prompts),
             profile_steps=steps if "profile" in top else 0,
             stop=Stop(**stop),
             **{key: server[key] for key in ("port", "ready_s", "stop_s") if key in server},
@@ -141,7 +160,21 @@ class _Reader:
 
     def protocol(self, table: _TABLE) -> Protocol:
         kinds = {entry.name: type(entry.default) for entry in fields(Protocol)}
-        return Protocol(**self.take(table, ("bench",), **kinds))
+        protocol = Protocol(**self.take(table, ("bench",), **kinds))
+        name, why = protocol.fault()
+        if why:
+            raise self.wrong(("bench", name), why)
+        return protocol
+
+    def prompts(self, source: str) -> tuple[Prompt, ...]:
+        if source == texts.BUILT_IN:
+            return ()
+        if source == texts.RANDOM_IDS:
+            return tuple(texts.random_ids())
+        try:
+            return tuple(texts.read(Path(source)))
+        except Usage as error:
+            raise self.wrong(("bench", "prompts"), error.message) from error
 
     def experiments(self, top: _TABLE, server: _TABLE) -> tuple[Experiment, ...]:
         values = {key: str(value) for key, value in top.get("values", {}).items()}
@@ -188,7 +221,11 @@ class _Reader:
                 tables[kind] = {**server.get(kind, {}), **own}
                 for key, value in tables[kind].items():
                     tables[kind][key] = self.fill(value, values, (*place, kind, key))
-            settings = {key: str(tables[kind][key]) for kind, key in keys}
+            settings = {key: secret.shown(key, str(tables[kind][key])) for kind, key in keys}
+            for kind, key in varied:
+                if secret.is_secret(key):  # told apart by its place in the list
+                    number = table[kind][key].index(chosen[kind, key]) + 1
+                    settings[key] = f"{settings[key]} {number}"
             label = " ".join(
                 f"{key}={settings[key]}" for kind, key in keys if (kind, key) in varied
             )
@@ -215,8 +252,9 @@ class _Reader:
             return Template(value).substitute(values)
         except (KeyError, ValueError) as error:
             known = ", ".join(f"${name}" for name in values)
+            told = secret.shown(str(place[-1]), value)
             raise self.wrong(
-                place, f"{value!r} names no value; there is {known}, and $$ is a dollar"
+                place, f"{told!r} names no value; there is {known}, and $$ is a dollar"
             ) from error
 
     def take(self, table: Any, place: tuple[Any, ...], **kinds: type) -> _TABLE:
@@ -230,6 +268,8 @@ class _Reader:
             number = kind is float and type(value) is int
             if not number and (not isinstance(value, kind) or (kind is int and value is True)):
                 raise self.wrong((*place, key), f"{value!r} is no {_WORDS[kind]}")
+            if kind is float and not math.isfinite(value):
+                raise self.wrong((*place, key), f"{value!r} is no number to count with")
         return table
 
     def wrong(self, place: tuple[Any, ...], why: str) -> Usage:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..patchset.errors import EnvironmentFailure, Usage
+from . import secret
 from .prompts import Prompt
 from .runs import Protocol, Run
 
@@ -75,6 +76,7 @@ def measure(
         if done.returncode != 0 or not out.is_file():
             lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
             reason = lines[-1] if lines else f"exit {done.returncode}"
+            reason = reason.replace(url.rstrip("/"), secret.bare(url))
             raise EnvironmentFailure(f"{_MODULE}: {reason[:300]}", "read the server's log")
         result = json.loads(out.read_text().splitlines()[-1])
     return _run(result, protocol, number, warmup)

@@ -55,7 +55,7 @@ def rates(names: Sequence[str], values: Sequence[Sequence[float]]) -> "Figure":
             ordered = sorted(found)
             axes.barh(row, ordered[len(ordered) // 2], color=COLOURS[0], alpha=0.35, height=0.6)
             axes.plot(found, [row] * len(found), "o", color=COLOURS[5], markersize=4)
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
         axes.invert_yaxis()
         axes.set_xlabel("tokens a second (dots: runs, bar: median)")
 
@@ -74,7 +74,7 @@ def breakdown(names: Sequence[str], parts: Sequence[Mapping[str, float]]) -> "Fi
             colour = COLOURS[number % len(COLOURS)]
             axes.barh(range(len(names)), widths, left=left, color=colour, label=part, height=0.6)
             left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
         axes.invert_yaxis()
         axes.set_xlabel("milliseconds a cycle")
         axes.legend(ncols=4, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))

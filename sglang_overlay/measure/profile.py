@@ -15,6 +15,7 @@ from .. import show
 from ..options import options
 from ..patchset.errors import EnvironmentFailure, PatchsetError, Usage
 from . import stream
+from .kernels import ALL_REDUCE
 from .runs import open_store
 from .split import Split, split
 from .trace import Progress, cycles, is_whole, read
@@ -51,7 +52,7 @@ def capture(
     with stream.connect(url, key) as client:
         info = stream.get(client, "/server_info")
         if "model_path" not in info:
-            raise Usage(f"{url}/server_info: not an SGLang server's answer")
+            raise Usage(f"{client.base_url}/server_info: not an SGLang server's answer")
         width = info.get("speculative_num_draft_tokens") or 1
         total = _WARM + 2 * steps + _SPARE
         name = f"overlay-{time.time_ns()}"
@@ -68,7 +69,9 @@ def capture(
                     started = opened = True
                     _control(client, "/start_profile", _window(out, name, steps))
             if not started:
-                raise EnvironmentFailure(f"{url}: the request ended before {_WARM + steps} cycles")
+                raise EnvironmentFailure(
+                    f"{client.base_url}: the request ended before {_WARM + steps} cycles"
+                )
             if not any(out.glob(f"{name}-*")):
                 _close(client)  # the request was over before the window
             opened = False
@@ -202,9 +205,10 @@ def profile(
 
 
 def look(taken: Capture, progress: Progress | None = None) -> tuple[Split, dict[str, Any]]:
-    """The split of the first rank that decoded; and that with every rank's all-reduces, printable.
+    """The split of one rank; and that with every rank's all-reduces, printable.
 
-    Raises ``Usage`` where no rank decoded.
+    Of the ranks that decoded it is the one with the least time in all-reduces: the others' hold
+    their waiting for it. Raises ``Usage`` where no rank decoded.
     """
     tell = progress or (lambda what, done, total: None)
     splits: dict[Path, Split] = {}
@@ -216,17 +220,21 @@ def look(taken: Capture, progress: Progress | None = None) -> tuple[Split, dict[
             failure = error
     if not splits:
         raise failure or Usage("no trace")
-    first, chosen = next(iter(splits.items()))
+    first, chosen = min(splits.items(), key=lambda one: _all_reduce_ms(one[1]))
     return chosen, {
         "trace": str(first),
         "unprofiled_cycle_ms": taken.cycle_ms or None,
         "ranks": [
-            {"trace": file.name, "all_reduce_ms": one.main.kinds.get("all-reduce", 0.0)}
+            {"trace": file.name, "all_reduce_ms": _all_reduce_ms(one)}
             for file, one in splits.items()
         ],
         **asdict(chosen),
         "all_reduces": [asdict(one) for one in chosen.all_reduces],
     }
+
+
+def _all_reduce_ms(one: Split) -> float:
+    return one.main.kinds.get(ALL_REDUCE, 0.0)
 
 
 def table(result: dict[str, Any]) -> None:

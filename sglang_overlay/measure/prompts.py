@@ -57,13 +57,14 @@ def read(file: Path) -> list[Prompt]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Usage(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
+    lines = [line for line in text.split("\n") if line.strip()]  # U+2028 is part of a text
     try:
         if file.suffix == ".json":
             values = json.loads(text)
         elif file.suffix == ".jsonl":
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+            values = [json.loads(line) for line in lines]
         else:
-            values = [line for line in text.splitlines() if line.strip()]
+            values = lines
     except ValueError as error:
         raise Usage(f"{file}: no JSON: {error}") from error
     values = values if isinstance(values, list) else []
@@ -93,6 +94,7 @@ def _candidates(value: Any) -> Iterator[Any]:
         return
     yield from (value.get(name) for name in ("prompt", "text", "input_ids"))
     for name in ("conversations", "conversation", "messages"):
-        for turn in value.get(name) or ():
+        turns = value.get(name)
+        for turn in turns if isinstance(turns, list) else ():
             if isinstance(turn, dict) and turn.get("from", turn.get("role")) in ("human", "user"):
                 yield turn.get("value", turn.get("content"))

@@ -14,8 +14,8 @@ from ..patchset.errors import EnvironmentFailure, Usage
 from . import bench, plots
 from .breakeven import Case
 from .breakeven_command import case_of, decode_ms
-from .compare import Comparison, alike, compare
-from .runs import Session, open_store
+from .compare import Comparison, alike, compare, drafter
+from .runs import Session, read_store
 
 _LABELS = 28  # characters of a bar's label
 
@@ -56,7 +56,7 @@ class Group:
     @property
     def headline(self) -> str:
         """The fastest against the baseline, or that nothing is faster beyond noise."""
-        faster = [row for row in self.rows if row.verdict == "faster"]
+        faster = [row for row in self.rows if row.verdict.startswith("faster")]
         if not faster:
             return f"Nothing is faster than {self.baseline.name} beyond noise."
         best = max(faster, key=lambda row: row.session.median("tok_s") or 0)
@@ -81,6 +81,8 @@ class Group:
 @options("json")
 def command(source: Path, out: Path, baseline: str | None, as_json: bool) -> int:
     """Draw SOURCE, a SQLite file of results or a folder of them, as one HTML page."""
+    if not _may_be_replaced(out):
+        raise Usage(f"{out}: there already, and no page", "--out FILE.html")
     sessions = read(source)
     with show.progress() as progress:
         text = page(sessions, str(source), baseline, progress)
@@ -93,6 +95,17 @@ def command(source: Path, out: Path, baseline: str | None, as_json: bool) -> int
     return 0
 
 
+def _may_be_replaced(out: Path) -> bool:
+    """Whether nothing is lost when ``out`` is written: no file, an empty one, or a page."""
+    if not out.is_file():
+        return True
+    try:
+        with out.open("rb") as stream:
+            return stream.read(15).lower() in (b"", b"<!doctype html>")
+    except OSError:
+        return False
+
+
 def read(source: Path) -> list[Session]:
     """The sessions of a file, or of every ``*.sqlite`` in a folder. Raises ``Usage``."""
     files = sorted(source.glob("*.sqlite")) if source.is_dir() else [source]
@@ -100,7 +113,7 @@ def read(source: Path) -> list[Session]:
         raise Usage(f"{source}: no results there", "bench --url URL --store FILE.sqlite")
     sessions = []
     for file in files:
-        with open_store(file) as store:
+        with read_store(file) as store:
             sessions += store.load()
     if not sessions:
         raise Usage(f"{source}: no session in it", "bench --url URL --store FILE.sqlite")
@@ -158,15 +171,8 @@ def _group(members: list[Session], wanted: str | None) -> Group:
 
 def _below(session: Session, members: Sequence[Session]) -> str:
     """The first session with the same drafter, if the accept length fell below its own."""
-    first = next(one for one in members if _drafter(one) == _drafter(session))
+    first = next(one for one in members if drafter(one) == drafter(session))
     return _label(first, members) if compare(first, session).accept_fell else ""
-
-
-def _drafter(session: Session) -> tuple[Any, ...]:
-    arguments = session.context.get("arguments", {})
-    names = ("draft_model_path", "num_steps", "eagle_topk", "num_draft_tokens", "token_map")
-    found = tuple(arguments.get(f"speculative_{name}") for name in names)
-    return (session.median("accept_length") is not None, *found)
 
 
 def _case(session: Session, baseline: Session) -> Case | None:

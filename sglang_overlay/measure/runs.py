@@ -5,6 +5,7 @@ and the runs. It is written run by run, so that a session that was killed keeps 
 """
 
 import json
+import math
 import sqlite3
 import statistics
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..patchset.errors import EnvironmentFailure, Usage
+
+APIS = ("native", "openai", "chat")
+_LEAST = {"warmup": 0, "runs": 1, "tokens": 1, "concurrency": 1}
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,17 @@ class Protocol:
     ignore_eos: bool = True  # every request gives `tokens` tokens
     api: str = "native"  # native: /generate; openai: /v1/completions; chat: /v1/chat/completions
     prompts: str = "built in"  # which ones; "random ids" where there is no tokenizer
+
+    def fault(self) -> tuple[str, str]:
+        """The first field that cannot be measured so, and what it wants; ("", "") if none."""
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                return name, f"{getattr(self, name)} is too few: {least} or more"
+        if not 0 <= self.temperature < math.inf:
+            return "temperature", f"{self.temperature:g} is none: 0 or more"
+        if self.api not in APIS:
+            return "api", f"{self.api!r} is none of {', '.join(APIS)}"
+        return "", ""
 
 
 @dataclass(frozen=True)
@@ -145,27 +160,49 @@ CREATE TABLE IF NOT EXISTS run (
 );
 """
 _VERSION = 1
+_APPLICATION = 0x5347_4F56  # "SGOV"; stores made before it was set have 0
 _RUN = [entry.name for entry in fields(Run)]
 
 
 class Store:
     """An open SQLite file of sessions. Every method commits, and raises ``EnvironmentFailure``
-    where the machine refuses (disk full, read-only, locked for more than 30 s)."""
+    where the machine refuses (disk full, read-only, locked for more than 30 s). With ``reading``
+    the file stays as it is; without, tables are made in a file that is new or empty."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reading: bool = False) -> None:
         self.path = path
         with self._guard():
-            self._base = sqlite3.connect(path, timeout=30)
+            self._base = sqlite3.connect(_address(path, reading), timeout=30, uri=True)
         try:
             with self._guard():
-                version = self._base.execute("PRAGMA user_version").fetchone()[0]
-                if version not in (0, _VERSION):
-                    raise Usage(f"{path}: written by another version of sglang-overlay ({version})")
-                if version == 0:
-                    self._base.executescript(f"{_SCHEMA}PRAGMA user_version = {_VERSION};")
+                self._check(reading)
         except BaseException:
             self._base.close()
             raise
+
+    def _check(self, reading: bool) -> None:
+        """See that the file is ours, or make it so. Raises ``Usage``."""
+        application, version = (
+            self._base.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("application_id", "user_version")
+        )
+        holds = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if not (application or version or holds or reading):
+            self._base.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; "
+                f"PRAGMA user_version = {_VERSION}; COMMIT;"
+            )
+        elif application != _APPLICATION and (application or not self._has_our_tables()):
+            raise Usage(f"{self.path}: not a file of bench results")
+        elif version != _VERSION:
+            raise Usage(f"{self.path}: written by another version of sglang-overlay ({version})")
+
+    def _has_our_tables(self) -> bool:
+        wanted = {"session": {"protocol", "labels", "context", "breakdown"}, "run": {*_RUN}}
+        return all(
+            columns <= {row[1] for row in self._base.execute(f"PRAGMA table_info({name})")}
+            for name, columns in wanted.items()
+        )
 
     def begin(self, session: Session) -> Session:
         """Append ``session`` with the runs that it has; it comes back with its key."""
@@ -279,9 +316,21 @@ def _run(row: dict[str, Any]) -> Run:
     return Run(**row | {"warmup": bool(row["warmup"])})
 
 
+def _address(path: Path, reading: bool) -> str:
+    """The file as SQLite wants it; one that a killed process left to be rolled back is writable."""
+    journal = path.with_name(f"{path.name}-journal")
+    mode = "rwc" if not reading else "rw" if journal.exists() else "ro"
+    return f"{path.absolute().as_uri()}?mode={mode}"
+
+
 def open_store(path: Path) -> Store:
-    """The store at ``path``, made where there is none.
+    """The store at ``path``, to be written, made where there is none.
 
     Raises ``Usage`` for a file that is no store, ``EnvironmentFailure`` where it cannot be opened.
     """
     return Store(path)
+
+
+def read_store(path: Path) -> Store:
+    """The store at ``path``, which stays as it is. Raises as ``open_store`` does."""
+    return Store(path, reading=True)

@@ -1,5 +1,6 @@
 """A server that a sweep starts, waits for, and stops: it and all that it started, no other."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -47,7 +49,10 @@ class Server:
             raise EnvironmentFailure(f"{log}: {error.strerror}") from error
 
     def wait(self, url: str, seconds: float, say: Say) -> str:
-        """Wait until ``GET url/health`` is 200. Returns "" then, else why it never will be."""
+        """Wait until ``GET url/health`` is 200. Returns "" then, else why it never will be.
+
+        The 200 counts only where this server's own processes listen at the port of ``url``.
+        """
         import httpx
 
         begun = time.monotonic()
@@ -57,7 +62,7 @@ class Server:
                     return reason.explain(self.log, self._process.returncode)
                 with suppress(httpx.HTTPError):
                     if client.get(f"{url}/health").status_code == 200:
-                        return ""
+                        return self.fell() or self._stranger(urlsplit(url).port or 80)
                 say(f"{passed:.0f} of {seconds:.0f} s: {reason.last_line(self.log)[:100]}")
                 time.sleep(_POLL)
         why = reason.explain(self.log)
@@ -67,6 +72,12 @@ class Server:
         """Why the server ended by itself; "" while it runs."""
         code = self._process.poll()
         return "" if code is None else reason.explain(self.log, code)
+
+    def _stranger(self, port: int) -> str:
+        """Why an answer at ``port`` is none of this server's; "" where only its own listen."""
+        ours = {one.pid for one in _members(self._process.pid)}
+        others = [pid for pid in _listeners(port) if pid not in ours]
+        return _in_use(port, others[0]) if others else ""
 
     def stop(self, patience: float) -> None:
         """Stop the server and every process of its session and below it; see ``end``."""
@@ -78,24 +89,38 @@ class Server:
 
 
 def end_orphan(identity: Path, patience: float) -> int | None:
-    """Stop the server that wrote ``identity``, if it still runs. Returns its pid, else ``None``.
+    """Stop what still runs of the server that wrote ``identity``. Returns its pid, else ``None``.
 
-    It is the one only if boot, pid and start time are those that it wrote; without proof
-    nothing is stopped.
+    It is the one only if boot, pid and start time are those that it wrote; where it is gone
+    itself, its session is what bears its pid and began later. Without proof nothing is stopped.
     """
     try:
         stat, boot = identity.read_text().splitlines()
         pid, started = int(stat.split()[0]), _start_time(stat)
-        now = Path(f"/proc/{pid}/stat").read_text()
         same_boot = boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (OSError, ValueError, IndexError):
         identity.unlink(missing_ok=True)
         return None
-    ours = same_boot and _start_time(now) == started
+    ours = same_boot and _is_ours(pid, started)
     if ours:
         end(pid, patience)
     identity.unlink(missing_ok=True)
     return pid if ours else None
+
+
+def _is_ours(leader: int, started: int) -> bool:
+    """Whether ``leader``, or a session that it left, is the one that began at ``started``.
+
+    Linux gives a pid to no other process while it names a session.
+    """
+    with suppress(OSError):
+        return _start_time(Path(f"/proc/{leader}/stat").read_text()) == started
+    found = []
+    for one in psutil.pids():
+        with suppress(OSError):
+            if os.getsid(one) == leader:
+                found.append(_start_time(Path(f"/proc/{one}/stat").read_text()))
+    return bool(found) and min(found) >= started
 
 
 def end(leader: int, patience: float) -> None:
@@ -134,6 +159,37 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def taken(port: int) -> str:
+    """Who keeps a server from 127.0.0.1:``port``, as the reason of a failure; "" if nobody."""
+    with socket.socket() as probe:
+        # Listens somebody, this fails all the same; connections that are over do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return _in_use(port, next(iter(_listeners(port)), None))
+    return ""
+
+
+def _in_use(port: int, pid: int | None) -> str:
+    name = "another user's process"
+    if pid is not None:
+        with suppress(psutil.Error):
+            name = f"{psutil.Process(pid).name()} ({pid})"
+    return f"port in use: {name} listens at {port}, and is none that this sweep started"
+
+
+def _listeners(port: int) -> list[int | None]:
+    """The processes that answer at 127.0.0.1:``port``; ``None`` for one that is not ours to see."""
+    here = [(host, port) for host in ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1")]
+    return [
+        one.pid
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and tuple(one.laddr) in here
+    ]
+
+
 def _members(leader: int) -> set[psutil.Process]:
     """The processes of the session ``leader``, and those below them that left it."""
     everyone = list(psutil.process_iter(["ppid"]))
@@ -158,5 +214,6 @@ def _alive(processes: set[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def _start_time(stat: str) -> str:
-    return stat.rpartition(")")[2].split()[19]
+def _start_time(stat: str) -> int:
+    """Clock ticks from the boot to the start of the process."""
+    return int(stat.rpartition(")")[2].split()[19])

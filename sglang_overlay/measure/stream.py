@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..patchset.errors import EnvironmentFailure, PatchsetError, Usage
+from . import secret
 from .prompts import Prompt
 from .runs import Protocol, Run
 
@@ -30,17 +31,23 @@ class Chunk:
 
 
 def connect(url: str, key: str | None = None) -> "httpx.Client":
-    """A client for the server at ``url``. Raises ``Usage`` for what is no address."""
+    """A client for the server at ``url``. Raises ``Usage`` for what is no address.
+
+    User and password in it are sent, and stand in no ``base_url`` or message.
+    """
     import httpx
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    if not url.startswith(("http://", "https://")):
-        raise Usage(f"{url}: not an address", "--url http://HOST:PORT")
+    place = secret.bare(url)
+    if not url.startswith(("http://", "https://")) or "@" in place:
+        raise Usage(f"{place.rpartition('@')[2]}: not an address", "--url http://HOST:PORT")
     try:
         timeout = httpx.Timeout(_READ, connect=_CONNECT)
-        return httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout)
+        asking = httpx.URL(url)
+        auth = (asking.username, asking.password) if asking.userinfo else None
+        return httpx.Client(base_url=place.rstrip("/"), headers=headers, timeout=timeout, auth=auth)
     except httpx.InvalidURL as error:
-        raise Usage(f"{url}: {error}", "--url http://HOST:PORT") from error
+        raise Usage(f"{place}: {error}", "--url http://HOST:PORT") from error
 
 
 def get(client: "httpx.Client", path: str) -> dict[str, Any]:

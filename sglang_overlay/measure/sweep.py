@@ -16,8 +16,10 @@ import click
 from .. import show
 from ..options import options
 from ..patchset.errors import Usage
+from . import secret
 from .breakeven import Acceptance, Case
 from .campaign import Campaign, Voice, campaign
+from .compare import compare, drafter
 from .experiment import Experiment, Sweep, load
 from .runs import Session
 
@@ -129,18 +131,25 @@ def _safe(text: str) -> str:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM ends the sweep as Ctrl-C does, its server with it."""
+    """SIGTERM, or a terminal that is closed, ends the sweep as Ctrl-C does, its server with it.
+
+    Under ``nohup`` SIGHUP stays ignored.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise click.Abort
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, now in before.items():
+        if now is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         yield
     except KeyboardInterrupt:
         raise click.Abort from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, now in before.items():
+            signal.signal(number, now)
 
 
 def _ranked(work: Campaign, ended: str) -> dict[str, Any]:
@@ -176,6 +185,7 @@ def _row(
         "spread": session.spread,
         "cycle_ms": session.median("cycle_ms"),
         "accept_length": session.median("accept_length"),
+        "accept_below": _below(session, results),
         "baseline": one.baseline,
         "speedup": speed / before if speed and before else None,
         "predicted": _predicted(session, base) if base else None,
@@ -184,6 +194,21 @@ def _row(
         "note": note,
         "failure": session.failure,
     }
+
+
+def _below(session: Session, results: Mapping[str, Session]) -> str:
+    """The first experiment with the same drafter, if the accept length fell below its own."""
+    if not session.counted:
+        return ""
+    name, first = next(
+        (name, one)
+        for name, one in results.items()
+        if one.counted and drafter(one) == drafter(session)
+    )
+    try:
+        return name if compare(first, session).accept_fell else ""
+    except Usage:  # without numpy nothing is compared; a sweep of hours does not fail for it
+        return ""
 
 
 def _predicted(session: Session, base: Session) -> float | None:
@@ -200,7 +225,8 @@ def _table(result: dict[str, Any]) -> None:
         (
             str(number),
             row["experiment"],
-            *(_figure(row[key]) for key in ("tok_s", "cycle_ms", "accept_length")),
+            *(_figure(row[key]) for key in ("tok_s", "cycle_ms")),
+            _figure(row["accept_length"]) + (" fell" if row["accept_below"] else ""),
             f"{row['spread']:.1%}",
             *(_figure(row[key]) for key in ("speedup", "predicted", "all_reduce_ms")),
             row["note"].partition(":")[0],
@@ -214,6 +240,11 @@ def _table(result: dict[str, Any]) -> None:
     )
     show.table(titles, rows)
     for row in result["results"]:
+        if row["accept_below"]:
+            print(
+                f"{row['experiment']}: accept length below that of {row['accept_below']}, "
+                "beyond noise: suspect wrong numbers"
+            )
         eager = [name for name, mode in row["graphs"].items() if mode and mode != "graph"]
         if eager:
             modes = ", ".join(f"{name} {row['graphs'][name]}" for name in eager)
@@ -235,9 +266,9 @@ def _commands(wanted: list[Experiment]) -> dict[str, Any]:
         "experiments": [
             {
                 "name": one.name,
-                "argv": one.argv(0),
-                "env": dict(one.env),
-                "environ": dict(one.environ),
+                "argv": secret.words(one.argv(0)),
+                "env": {name: secret.shown(name, value) for name, value in one.env.items()},
+                "environ": {name: secret.shown(name, value) for name, value in one.environ.items()},
             }
             for one in wanted
         ],

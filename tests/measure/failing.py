@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +23,7 @@ class Server(ThreadingHTTPServer):
         self.plan = list(plan)
         self.events = events
         self.bodies: list[dict[str, Any]] = []
+        self.heads: list[Message] = []
         self.pages: dict[str, Any] = {"/server_info": INFO}
 
 
@@ -42,6 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(body)
+        self.server.heads.append(self.headers)
         what = self.server.plan.pop(0) if self.server.plan else "ok"
         if what.isdigit():
             self._send(int(what), b'{"error": {"message": "no memory left"}}')

@@ -168,6 +168,11 @@ def test_stored_sessions_give_every_figure(
         ),
         ("--decode-ms 12 --cycle-ms 9 --accept-length 2 --bench x --store none", "no such file"),
         ("--decode-ms 0 --cycle-ms 9 --accept-length 2", "--decode-ms"),
+        ("--decode-ms nan --cycle-ms 9 --accept-length 2", "'--decode-ms': nan is no number"),
+        ("--decode-ms 12 --cycle-ms inf --accept-length 2", "'--cycle-ms': inf is no number"),
+        ("--decode-ms 12 --cycle-ms 9 --accept-length nan", "'--accept-length': nan is no"),
+        ("--decode-ms 12 --cycle-ms 9 --accepted-at nan", "between 0 and the one before"),
+        ("--decode-ms 12 --cycle-ms 9 --accept-length 2 --token-ms inf", "'--token-ms': inf"),
     ],
 )
 def test_what_cannot_be_answered_is_one_message(

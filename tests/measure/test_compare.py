@@ -24,11 +24,11 @@ def _times(rates: tuple[float, ...], factor: float) -> tuple[float, ...]:
 @pytest.mark.parametrize(
     ("a", "b", "verdict"),
     [
-        (_QUIET, _times(_QUIET, 1.05), "faster"),
-        (_QUIET, _times(_QUIET, 0.95), "slower"),
+        (_QUIET, _times(_QUIET, 1.05), "faster (one start each)"),
+        (_QUIET, _times(_QUIET, 0.95), "slower (one start each)"),
         (_QUIET, _times(_QUIET, 1.002), "inside the noise"),
         (_NOISY, _times(_NOISY, 1.10), "inside the noise"),
-        (_NOISY, _times(_NOISY, 2.00), "faster"),
+        (_NOISY, _times(_NOISY, 2.00), "faster (one start each)"),
         (_QUIET, _times(_QUIET, 2.0)[:4], "too few runs"),
     ],
 )
@@ -73,8 +73,53 @@ def test_an_accept_length_that_fell_beyond_noise_is_found(
 ) -> None:
     a, b = make("a", _QUIET, accept=_SPEC), make("b", _times(_QUIET, 2), accept=accept)
     found = compare(a, b)
-    assert found.verdict == "faster"
+    assert found.verdict == "faster (one start each)"
     assert found.accept_fell is fell
+
+
+@pytest.mark.parametrize(
+    ("accept", "fell"),
+    [
+        ((1.5, 1.6, 1.55), True),
+        ((1.7, 1.75, 1.72), False),  # less than a fifth
+        ((1.0, 1.0, 2.1), False),  # one run is as good as theirs
+        ((2.4, 2.5, 2.4), False),
+    ],
+)
+def test_of_few_runs_a_large_fall_is_found_all_the_same(
+    accept: tuple[float, ...], fell: bool
+) -> None:
+    found = compare(make("a", _QUIET[:3], accept=_SPEC[:3]), make("b", _QUIET[:3], accept=accept))
+    assert found.verdict == "too few runs" and found.accept is None
+    assert found.accept_fell is fell
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model_path": "b"},
+        {"speculative_draft_model_path": "other"},
+        {"speculative_num_steps": 1},
+        {"speculative_token_map": "map"},
+    ],
+)
+def test_another_drafter_is_said_and_no_error(
+    other: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "b.sqlite"
+    arguments = {"model_path": "a", "speculative_num_steps": 2}
+    with open_store(file) as store:
+        for name, changed, factor in (("one", {}, 1.0), ("same", {}, 0.7), ("other", other, 0.7)):
+            context = {"arguments": arguments | changed}
+            accept = _times(_SPEC, factor)
+            store.append(make(name, _QUIET, accept=accept, context=context))
+    given = ["--store", str(file)]
+    assert main(["bench", "compare", "one", "other", *given]) == 0
+    said = capsys.readouterr()
+    assert "another drafter" in said.out and "wrong numbers" not in said.err
+    assert main(["bench", "compare", "one", "same", *given]) == 1
+    said = capsys.readouterr()
+    assert "another drafter" not in said.out and "suspect wrong numbers" in said.err
 
 
 def test_compare_exits_with_1_on_a_fallen_accept_length_and_says_what_differs(
@@ -100,7 +145,7 @@ def test_compare_exits_with_1_on_a_fallen_accept_length_and_says_what_differs(
     assert "sglang:" not in said.out
     assert main([*given, "--json"]) == 1
     result = json.loads(capsys.readouterr().out)
-    assert result["verdict"] == "faster" and len(result["problems"]) == 1
+    assert result["verdict"] == "faster (one start each)" and len(result["problems"]) == 1
     assert main(["bench", "compare", "fused", "stock", "--store", str(file)]) == 0
 
 

@@ -72,6 +72,20 @@ def test_a_result_is_known_again_only_while_nothing_that_bears_on_it_changes(
         assert not set(digests(FILE.replace(*change))) & set(before)
 
 
+def test_a_file_of_prompts_is_read_once_and_bears_on_the_result(tmp_path: Path) -> None:
+    prompts = tmp_path / "mine.txt"
+    text = FILE.replace("runs = 3", f'prompts = "{prompts}"')
+    digests = set()
+    for words in (["one", "two"], ["one", "three"]):
+        prompts.write_text("\n".join(words))
+        sweep = load(write(tmp_path, text))
+        prompts.unlink()
+        assert list(sweep.prompts) == words
+        digests.add(sweep.digest(sweep.experiments[0]))
+    assert len(digests) == 2
+    assert len(load(write(tmp_path, FILE.replace("runs = 3", 'prompts = "random ids"'))).prompts)
+
+
 @pytest.mark.parametrize("file", [*sorted(SHIPPED.glob("*.toml")), H200], ids=lambda f: f.stem)
 def test_a_sweep_that_comes_along_says_what_it_starts(
     file: Path, capsys: pytest.CaptureFixture[str]
@@ -118,6 +132,16 @@ def test_the_h200_table_comes_in_two_parts() -> None:
         ("[server]", "[servers]", ":4: servers: not known here"),
         ("runs = 3", 'runs = "3"', ":9: bench.runs: '3' is no whole number"),
         ("runs = 3", "runs = true", ":9: bench.runs: True is no whole number"),
+        ("runs = 3", "runs = 0", ":9: bench.runs: 0 is too few: 1 or more"),
+        ("runs = 3", "tokens = 0", ":9: bench.tokens: 0 is too few: 1 or more"),
+        ("runs = 3", "concurrency = 0", ":9: bench.concurrency: 0 is too few: 1 or more"),
+        ("runs = 3", 'api = "grpc"', ":9: bench.api: 'grpc' is none of native, openai, chat"),
+        ("runs = 3", 'prompts = "nowhere"', ":9: bench.prompts: nowhere: No such file"),
+        ("temperature = 1", "temperature = -1", ":10: bench.temperature: -1 is none: 0 or more"),
+        ("temperature = 1", "temperature = nan", ":10: bench.temperature: nan is no number"),
+        ("[bench]", "ready_s = inf\n[bench]", ":8: server.ready_s: inf is no number"),
+        ("[bench]", "port = 70000\n[bench]", ":8: server.port: 70000 is no port"),
+        ("[bench]", "[profile]\nsteps = 0\n[bench]", ":9: profile.steps: 0 is too few"),
         ("runs = 3", "rums = 3", ":9: bench.rums: not known here: warmup, runs"),
         ('NCCL_DEBUG = "INFO"', "NCCL_DEBUG = []", ":17: experiment.1.env.NCCL_DEBUG: an empty"),
         ('NCCL_DEBUG = "INFO"', "NCCL_X = [[1]]", ":17: experiment.1.env.NCCL_X: [1] is no"),

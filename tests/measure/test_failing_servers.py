@@ -113,6 +113,36 @@ def test_what_is_asked_for_is_what_is_sent(tmp_path: Path) -> None:
     assert len({str(body["input_ids"]) for body in server.bodies[1:]}) == 3
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--runs 0", "--runs: 0 is too few: 1 or more"),
+        ("--warmup -1", "--warmup: -1 is too few"),
+        ("--tokens 0", "--tokens: 0 is too few"),
+        ("--concurrency 0", "--concurrency: 0 is too few"),
+        ("--temperature -1", "--temperature: -1 is none: 0 or more"),
+        ("--temperature nan", "--temperature: nan is none"),
+        ("--temperature inf", "--temperature: inf is none"),
+        ("--api grpc", "'grpc' is not one of"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_made(
+    more: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "b.sqlite"
+    with serving() as (url, server):
+        assert _bench(url, store, *more.split()) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.lower().count("error: ") == 1
+    assert not store.exists() and not server.bodies
+
+
+def test_one_token_is_enough_to_be_measured() -> None:
+    with serving() as (url, _):
+        session = bench.run(url, Protocol(warmup=0, runs=1, tokens=1))
+    assert session.runs[0].tokens == 1 and session.runs[0].cycle_ms is None
+
+
 def test_sessions_say_which_prompts_they_had_so_that_others_are_not_compared() -> None:
     protocol = Protocol(warmup=0, runs=1, tokens=2)
     with serving() as (url, server):

@@ -10,6 +10,7 @@ import pytest
 
 from sglang_overlay.cli import main
 from sglang_overlay.measure.kernels import kind_of
+from sglang_overlay.measure.profile import Capture, look
 from sglang_overlay.measure.runs import Protocol, Session, open_store
 from sglang_overlay.measure.split import Split, split
 from sglang_overlay.measure.trace import cycles, read
@@ -264,6 +265,23 @@ def test_the_command_prints_the_table_and_keeps_the_split(
     assert main(["profile", "--trace", str(H200), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["passes"][1]["name"] == "verify" and result["passes"][1]["mode"] == "graph"
+
+
+def test_of_several_ranks_the_one_that_waits_for_nobody_is_kept(tmp_path: Path) -> None:
+    """Rank 1 comes last to each all-reduce, so rank 0's holds its waiting."""
+    late = eagle(6)
+    for event in late:
+        if event["name"] == NCCL:
+            event["ts"], event["dur"] = event["ts"] + 150, 50.0
+    files = []
+    for rank, events in enumerate((eagle(6), late, eagle(6))):
+        files.append(tmp_path / f"x-TP-{rank}.trace.json.gz")
+        files[-1].write_bytes(packed(events))
+    kept, shown = look(Capture(tuple(files), 0.9))
+    assert kept.main.kinds["all-reduce"] == pytest.approx(0.03)
+    assert shown["trace"] == str(files[1])
+    assert [one["all_reduce_ms"] for one in shown["ranks"]] == [0.18, pytest.approx(0.03), 0.18]
+    assert kept.breakdown().verify["all-reduce"] == pytest.approx(0.03)
 
 
 def packed(events: list[dict[str, Any]]) -> bytes:

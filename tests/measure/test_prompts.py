@@ -20,6 +20,12 @@ _SHARED = (
         ("a.json", _SHARED, ["one", "two"]),
         ("a.jsonl", '{"prompt": "one"}\n\n{"text": "two"}\n', ["one", "two"]),
         ("a.jsonl", '{"input_ids": [1, 2]}\n[3]\n', [[1, 2], [3]]),
+        (
+            "a.jsonl",
+            '{"text": "one\u2028line"}\r\n["x"]\n{"text": "two"}',
+            ["one\u2028line", "two"],
+        ),
+        ("a.txt", "one\u2028line\ntwo\x0cwords", ["one\u2028line", "two\x0cwords"]),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "one"}]}', ["one"]),
     ],
 )
@@ -37,6 +43,9 @@ def test_prompts_are_read_from(
         ("a.json", b"{", "no JSON"),
         ("a.json", b"3", "no prompt in it"),
         ("a.json", b'{"prompt": "one"}', "no prompt in it"),
+        ("a.json", b'[{"conversations": 5}, {"messages": "one"}]', "no prompt in it"),
+        ("a.jsonl", b'{"conversations": 5}', "no prompt in it"),
+        ("a.jsonl", b'{"conversations": {"from": "human"}}', "no prompt in it"),
         ("a.jsonl", b'{"id": 1}', "no prompt in it"),
         ("a.jsonl", b"[1.5, true]", "no prompt in it"),
         ("a.txt", b"\n", "no prompt in it"),

@@ -83,8 +83,8 @@ def test_every_configuration_has_its_verdict(page: "Page") -> None:
     verdicts = dict(zip(_cells(page, 1), _cells(page, 5), strict=True))
     assert verdicts == {
         "plain": "baseline",
-        "eagle": "slower",
-        "patched": "faster",
+        "eagle": "slower (one start each)",
+        "patched": "faster (one start each)",
         "fused": "accept length fell",
     }
     # What is fast with a fallen accept length is no winner.
@@ -167,3 +167,30 @@ def test_bad_sources_and_places_are_one_message(
         assert main(["report", str(source), "--out", str(tmp_path / "r.html")]) == code
         assert message in capsys.readouterr().err
     assert main(["report", str(folder), "--out", str(tmp_path / "no/r.html")]) == 4
+
+
+def test_a_name_with_dollars_stands_in_the_page_as_it_is(tmp_path: Path) -> None:
+    split = Breakdown(9, {"draft": 1.0}, {"all-reduce": 25.0}, 122)
+    with open_store(tmp_path / "a.sqlite") as store:
+        store.append(make("a $x^$ b", breakdown=split))
+        store.append(make("an odd $\\frac$", breakdown=split))
+    out = tmp_path / "r.html"
+    assert main(["report", str(tmp_path / "a.sqlite"), "--out", str(out)]) == 0
+    plots = out.read_text().partition("<svg")[2]
+    assert plots.count(">a $x^$ b</text>") == plots.count(">an odd $\\frac$</text>") == 3
+
+
+def test_a_page_is_written_over_a_page_and_over_nothing_else(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, out = folder / "a.sqlite", tmp_path / "r.html"
+    for target in (store, tmp_path / "text"):
+        (tmp_path / "text").write_text("my notes")
+        before = target.read_bytes()
+        assert main(["report", str(store), "--out", str(target)]) == 2
+        assert "there already, and no page" in capsys.readouterr().err
+        assert target.read_bytes() == before
+    out.touch()
+    for _ in "ab":
+        assert main(["report", str(store), "--out", str(out)]) == 0
+    assert out.read_text().lower().startswith("<!doctype html>")

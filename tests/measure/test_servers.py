@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from sglang_overlay.measure.reason import explain
-from sglang_overlay.measure.server import Server, end_orphan
+from sglang_overlay.measure.server import Server, end_orphan, free_port, taken
 
 # A parent with a child, and a grandchild that left the session; each ignores what asks it to go.
 FAMILY = """
@@ -104,6 +104,27 @@ def test_an_orphan_is_stopped_only_when_it_is_proved_to_be_ours(tmp_path: Path) 
     assert end_orphan(identity, 1) is None  # it is gone
 
 
+def test_what_a_server_left_that_is_gone_is_stopped_when_it_is_proved_to_be_its_own(
+    tmp_path: Path,
+) -> None:
+    server = start(tmp_path, "sh", "-c", "sleep 1000 & echo $!")
+    until(server.fell)
+    (child,) = [psutil.Process(int(text)) for text in (tmp_path / "log").read_text().split()]
+    identity = tmp_path / "identity"
+    stat, boot = identity.read_text().splitlines()
+    pid = int(stat.split()[0])
+    assert not psutil.pid_exists(pid)
+    fields = stat.split()
+    fields[21] = str(int(child.create_time() * 100))  # long after the child began
+    for forged in (f"{' '.join(fields)}\n{boot}\n", f"{stat}\n{'0' * 8}{boot[8:]}\n"):
+        identity.write_text(forged)
+        assert end_orphan(identity, 1) is None
+        assert not gone([child])
+    identity.write_text(f"{stat}\n{boot}\n")
+    assert end_orphan(identity, 1) == pid
+    assert gone([child]) and not identity.exists()
+
+
 def test_a_server_whose_starter_was_killed_is_found_again(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
@@ -141,6 +162,62 @@ def test_a_server_that_does_not_come_up(
     finally:
         server.stop(1)
     assert len(said) <= seconds / 0.5 + 2
+
+
+STRANGER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[int, int]]:
+    """The pid and port of a server that answers 200, and that nobody here knows."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STRANGER, "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout
+    with process.stdout as out:
+        yield process.pid, int(out.readline())
+        process.kill()
+        process.wait()
+
+
+def test_the_answer_of_a_stranger_is_not_taken_for_the_servers(
+    stranger: tuple[int, int], tmp_path: Path
+) -> None:
+    pid, port = stranger
+    server = start(tmp_path, "sleep", "1000")
+    try:
+        assert f"({pid}) listens at {port}" in taken(port)
+        why = server.wait(f"http://127.0.0.1:{port}", 60, str)
+        assert why.startswith("port in use: ") and f"({pid})" in why
+    finally:
+        server.stop(1)
+    assert psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("launch", [["exec"], ["setsid"]])
+def test_a_server_is_ready_when_it_or_a_process_below_it_answers(
+    launch: list[str], tmp_path: Path
+) -> None:
+    """With ``setsid`` what listens is a child that left the session."""
+    port = free_port()
+    assert taken(port) == ""
+    (tmp_path / "server.py").write_text(STRANGER)
+    words = [*launch, sys.executable, str(tmp_path / "server.py"), str(port)]
+    server = start(tmp_path, "sh", "-c", " ".join(words) + "; exit 1")
+    try:
+        assert server.wait(f"http://127.0.0.1:{port}", 60, str) == ""
+    finally:
+        server.stop(1)
+    assert taken(port) == ""
 
 
 # As SGLang 0.5.23, NCCL 2.28 and torch print them.

@@ -2,12 +2,13 @@ import json
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sglang_overlay.cli import main
-from sglang_overlay.measure.runs import Breakdown, Protocol, Run, Session, open_store
+from sglang_overlay.measure.runs import Breakdown, Protocol, Run, Session, open_store, read_store
 from sglang_overlay.patchset.errors import EnvironmentFailure, Usage
 
 from .failing import serving
@@ -33,6 +34,13 @@ def make(name: str = "a", rates: tuple[float, ...] = (100.0,) * 5, **more: objec
     )
     given = {"started": "2026-01-02T03:04:05+00:00", "url": "http://h", "protocol": Protocol()}
     return Session(name=name, runs=runs, **given, **more)  # type: ignore[arg-type]
+
+
+def sql(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file)) as base:
+        for statement in statements:
+            base.execute(statement)
+        base.commit()
 
 
 def test_a_session_comes_back_as_it_was_stored(tmp_path: Path) -> None:
@@ -88,11 +96,93 @@ def test_what_is_no_store_is_refused(
 
 def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "b.sqlite"
-    base = sqlite3.connect(file)
-    base.execute("PRAGMA user_version = 7")
-    base.close()
-    with pytest.raises(Usage, match="another version"):
-        open_store(file)
+    open_store(file).close()
+    sql(file, "PRAGMA user_version = 7")
+    for opening in (open_store, read_store):
+        with pytest.raises(Usage, match="another version"):
+            opening(file)
+
+
+def test_a_store_from_before_the_application_id_is_read_and_written(tmp_path: Path) -> None:
+    file = tmp_path / "b.sqlite"
+    with open_store(file) as store:
+        store.append(make())
+    sql(file, "PRAGMA application_id = 0")
+    with open_store(file) as store:
+        store.append(make("b"))
+    with read_store(file) as store:
+        assert [one.name for one in store.load()] == ["a", "b"]
+
+
+FOREIGN = {
+    "another's": ("CREATE TABLE users (name)",),
+    "another's with a version": ("CREATE TABLE users (name)", "PRAGMA user_version = 1"),
+    "another's with these names": (
+        "CREATE TABLE session (key, name)",
+        "CREATE TABLE run (number)",
+        "PRAGMA user_version = 1",
+    ),
+    "another's, empty": ("PRAGMA application_id = 7",),
+}
+
+
+@pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "list", "--store", "FILE"],
+        ["bench", "compare", "a", "b", "--store", "FILE"],
+        ["breakeven", "--bench", "a", "--store", "FILE"],
+        ["report", "FILE", "--out", "OUT"],
+        ["bench", "--url", "http://127.0.0.1:9", "--store", "FILE"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_the_database_of_another_program_is_refused_and_left_as_it_is(
+    command: list[str],
+    statements: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "other.sqlite"
+    sql(file, *statements)
+    before = file.read_bytes()
+    places = {"FILE": str(file), "OUT": str(tmp_path / "r.html")}
+    assert main([places.get(word, word) for word in command]) == 2
+    assert f"{file}: not a file of bench results" in capsys.readouterr().err
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_empty_file_becomes_a_store_only_when_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "b.sqlite"
+    file.touch()
+    with pytest.raises(Usage, match="not a file of bench results"):
+        read_store(file)
+    assert file.stat().st_size == 0
+    open_store(file).close()
+    with read_store(file) as store:
+        assert store.load() == []
+        with pytest.raises(EnvironmentFailure, match="readonly"):
+            store.append(make())
+
+
+def test_what_a_killed_writer_left_half_written_is_rolled_back_by_a_reader(tmp_path: Path) -> None:
+    file = tmp_path / "b.sqlite"
+    with open_store(file) as store:
+        store.append(make())
+    code = (
+        "import os, signal, sqlite3, sys\n"
+        "base = sqlite3.connect(sys.argv[1])\n"
+        "base.execute('PRAGMA cache_size = 1')\n"
+        "base.execute('BEGIN')\n"
+        "base.execute('UPDATE session SET name = ?', ('x' * 200_000,))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(file)], check=False)
+    assert (tmp_path / "b.sqlite-journal").stat().st_size
+    with read_store(file) as store:
+        assert [one.name for one in store.load()] == ["a"]
 
 
 def test_a_full_disk_keeps_what_was_stored_and_says_so(tmp_path: Path) -> None:

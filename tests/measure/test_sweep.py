@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 import resource
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -19,6 +21,8 @@ from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.measure.journal import Attempt, Journal
 from sglang_overlay.measure.runs import open_store
+
+from .failing import serving
 
 ERRORS = """\
 name = "errors"
@@ -146,6 +150,73 @@ def test_a_server_that_falls_while_it_is_measured_is_a_result_too(
     assert kept == {f"errors/{name}": failure for name, failure in failures.items()}
 
 
+def test_a_port_that_a_stranger_has_is_a_result_and_its_server_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving() as (url, server):
+        server.pages["/health"] = {}
+        port = f"port = {server.server_address[1]}\n"
+        assert main(write(tmp_path, experiments("sleep 1000", more=port))) == 0
+        (row,) = shown(capsys)[0]["results"]
+        assert row["failure"].startswith("port in use: ") and f"({os.getpid()})" in row["failure"]
+        assert not list((tmp_path / "out").glob("*.log"))
+        assert httpx.get(f"{url}/health").status_code == 200 and not server.bodies
+
+
+SPECULATES = """
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+cycles = int(sys.argv[1])
+
+class Handler(BaseHTTPRequestHandler):
+    def send(self, body):
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        steps = {"speculative_num_steps": int(sys.argv[3])}
+        self.send(json.dumps({"model_path": "m", **steps}).encode())
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        lines = b""
+        for done in (1, 12):
+            meta = {"prompt_tokens": 3, "completion_tokens": done, "spec_verify_ct": cycles,
+                    "spec_accept_length": 12 / cycles,
+                    "finish_reason": {"type": "length"} if done == 12 else None}
+            lines += f"data: {json.dumps({'text': 'a', 'meta_info': meta})}\\n\\n".encode()
+        self.send(lines + b"data: [DONE]\\n\\n")
+
+HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("runs", [3, 5])
+def test_a_row_whose_accept_length_fell_with_the_same_drafter_is_marked(
+    runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.py").write_text(SPECULATES)
+    bench = f"[bench]\nwarmup = 0\nruns = {runs}\ntokens = 12\n"
+    text = experiments(more=bench)
+    text = text.replace('"sh", "-c"', f'"{sys.executable}", "{tmp_path}/server.py"')
+    for name, cycles, steps in (("sound", 4, 2), ("broken", 8, 2), ("shorter", 8, 1)):
+        words = f'"{cycles}" = true, "$port" = true, "{steps}" = true'
+        text += f'[[experiment]]\nname = "{name}"\nargs = {{ {words} }}\n'
+    command = write(tmp_path, text)
+    assert main(command) == 0
+    rows = {row["experiment"]: row for row in shown(capsys)[0]["results"]}
+    assert {name: row["failure"] for name, row in rows.items()} == dict.fromkeys(rows, "")
+    marks = {name: row["accept_below"] for name, row in rows.items()}
+    assert marks == {"sound": "", "broken": "sound", "shorter": ""}
+    assert main(command[:-1]) == 0
+    told = capsys.readouterr().out
+    assert "1.50 fell" in told and told.count("fell") == 1
+    assert "broken: accept length below that of sound" in told
+
+
 def test_two_sweeps_in_one_folder_are_kept_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +228,7 @@ def test_two_sweeps_in_one_folder_are_kept_apart(
     assert "another sweep is at work there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +247,14 @@ def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
     assert main([*command, "--only", "0"]) == 0
     result, said = shown(capsys)
     assert "[1/1] 0: done before" in said and result["left"] == ["1"]
+
+
+def test_under_nohup_a_closed_terminal_ends_no_sweep(tmp_path: Path) -> None:
+    command = write(tmp_path, experiments("kill -HUP $$PPID", "exit 1"))
+    words = ["nohup", sys.executable, "-m", "sglang_overlay", *command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["results"]) == 2
 
 
 def test_an_attempt_that_was_killed_leaves_the_result_before_it(tmp_path: Path) -> None:
