@@ -6,7 +6,13 @@ from pathlib import Path
 
 from .facts import Maybe, Settings, Unknown
 
-_SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+#: What the names of secrets contain. PWD and OLDPWD themselves are folders, and a "pass" alone
+#: is one of the model's.
+SECRET = (
+    r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PGPASS|[_-]PASS(?![a-z])|CREDENTIAL"
+    r"|(?<=[\w-])(?<!OLD)PWD"
+)
+_SECRET = re.compile(SECRET, re.IGNORECASE)
 _NAMES = re.compile(
     r"(NCCL|CUDA|NVIDIA|TORCH|PYTORCH|SGLANG|FLASHINFER|TRITON|OMP)_\w+|"
     r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH"
@@ -15,7 +21,7 @@ REDACTED = "<redacted>"
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of ``name`` is not shown: the rule of the patch worker-env."""
+    """Whether the value of ``name`` is not shown: the rule of the patch worker-env, and more."""
     return _SECRET.search(name) is not None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_overlay.doctor import bundle
 from sglang_overlay.doctor.bundle import redact
 
 from .test_nvml import libraries  # noqa: F401
@@ -176,8 +177,57 @@ def test_a_bundle_is_listed_and_holds_findings_versions_and_logs_without_secrets
         ("pulled hf_abcdefgh1234 and sk-12345678abc", "pulled <redacted> and <redacted>"),
         ("https://me:pass@host/x", "https://me:<redacted>@host/x"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\n", "<redacted>\n"),
+        ("MYSQL_PWD=x PWD=/srv OLDPWD=/tmp", "MYSQL_PWD=<redacted> PWD=/srv OLDPWD=/tmp"),
+        (
+            "db_passwd: x, PGPASS=y DB_PASS=z",
+            "db_passwd: <redacted>, PGPASS=<redacted> DB_PASS=<redacted>",
+        ),
+        ("verify pass: 3 ms, bypass=on", "verify pass: 3 ms, bypass=on"),
+        ("AWS_CREDENTIALS='a b' x", "AWS_CREDENTIALS='<redacted>' x"),
+        (
+            "PASSWORD=1234 secret: 5, api_key=678",
+            "PASSWORD=<redacted> secret: <redacted>, api_key=<redacted>",
+        ),
+        ('Cookie: sid=a; other="b"\nnext', "Cookie: <redacted>\nnext"),
+        ("{'set-cookie': 'sid=a; b', 'tp': 8}", "{'set-cookie': '<redacted>', 'tp': 8}"),
+        ("(b'cookie', b'sid=a'), 8", "(b'cookie', b'<redacted>'), 8"),
+        ("Authorization: abc def", "Authorization: <redacted>"),
+        ("authorization=Token abc", "authorization=Token <redacted>"),
+        (
+            '{"Authorization": "Digest a=b", "tp": 8}',
+            '{"Authorization": "Digest <redacted>", "tp": 8}',
+        ),
+        ("no authorization, no cookie here", "no authorization, no cookie here"),
+        ("curl -u me:pass http://h:80/x", "curl -u <redacted> http://h:80/x"),
+        ("curl --user 'me:a b' -ume:x h", "curl --user <redacted> -u<redacted> h"),
+        ("['curl', '-u', 'me:pass', 'h']", "['curl', '-u', <redacted>, 'h']"),
+        ("redis://:pass@host:6379/0", "redis://:<redacted>@host:6379/0"),
+        ("https://abcdef@host/x", "https://<redacted>@host/x"),
+        ("postgres://me:a@b/c@host", "postgres://me:<redacted>@host"),
+        ("http://10.0.0.1:30000/v1/models", "http://10.0.0.1:30000/v1/models"),
+        ("is eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJ-_s, ok", "is <redacted>, ok"),
+        ("nvapi-abcdefgh12 xoxb-12345678-ab", "<redacted> <redacted>"),
+        ("AIzaSyA1234567 gsk_abcdefgh12", "<redacted> <redacted>"),
+        (
+            f"say\n{'MIIx' * 16}\n{'+/Az' * 16}\nAb=\n-----END RSA PRIVATE KEY-----\nend",
+            "say\n<redacted>\nend",
+        ),
+        (f"{'MIIx' * 16}\n-----END PRIVATE KEY-----\n", "<redacted>\n"),
+        ("of 'MIIx\\nAb=\\n-----END PRIVATE KEY-----\\n'", "of '<redacted>\\n'"),
         ("at /srv/abcdef-in-a-path/x", "at /srv/<redacted>/x"),
     ],
 )
 def test_what_is_redacted(text: str, shown: str) -> None:
     assert redact(text, {"abcdef-in-a-path"}) == shown
+
+
+def test_of_a_long_log_the_end_is_kept_from_a_whole_line_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "_LIMIT", 40)
+    log = tmp_path / "server.log"
+    log.write_text(f"{'x' * 1000}\nHF_TOKEN=abcdefghijklmnopqrstuvwxyz\nthe last line\n")
+    found = bundle.files({"facts": {}, "version": "1"}, [log])
+    assert found["logs/0-server.log"] == b"the last line\n"
+    log.write_text("all of it\n")
+    assert bundle.files({"facts": {}, "version": "1"}, [log])["logs/0-server.log"] == b"all of it\n"
