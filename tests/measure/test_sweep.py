@@ -233,9 +233,9 @@ def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = write(tmp_path, experiments("exit 1", "exec sleep 1000"))
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "sglang_overlay", *command], stderr=subprocess.DEVNULL
-    )
+    # As at a prompt, also where the tests run in the background or under nohup.
+    prompt = ["env", "--default-signal", sys.executable, "-m", "sglang_overlay"]
+    sweep = subprocess.Popen([*prompt, *command], stderr=subprocess.DEVNULL)
     identity = tmp_path / "out/002-1.identity"
     until(lambda: identity.exists() and identity.stat().st_size)
     server = psutil.Process(int(identity.read_text().split()[0]))
