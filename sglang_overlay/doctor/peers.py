@@ -34,7 +34,7 @@ def copy_all(facts: Facts, executable: str, say: Callable[[str], None]) -> Maybe
     pairs = list(permutations(range(python.torch.devices), 2))
     say(f"copies between {len(pairs)} pairs of cards")
     command = [executable, "-c", children.COPIES, "cuda", str(_LARGE)]
-    return tuple(supervise(command, pairs))
+    return tuple(supervise(command, pairs, say=say))
 
 
 def supervise(
@@ -43,6 +43,7 @@ def supervise(
     start: float = 120,
     each: float = 30,
     total: float = 600,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Copy]:
     """One ``Copy`` for each of ``pairs``, in their order, after at most ``total`` seconds and a
     little. A child has ``start`` seconds to begin (importing torch), and ``each`` for a pair."""
@@ -50,7 +51,7 @@ def supervise(
     end = time.monotonic() + total
     while left := [pair for pair in pairs if pair not in found]:
         before = len(found)
-        reason = _one_child(command, left, found, start, each, end)
+        reason = _one_child(command, left, found, start, each, end, say)
         if time.monotonic() >= end:
             reason = f"the {total:.0f} s for all pairs were over"
         elif len(found) > before:
@@ -67,6 +68,7 @@ def _one_child(
     start: float,
     each: float,
     end: float,
+    say: Callable[[str], None],
 ) -> str:
     """Fill ``found`` by one child; returns why it stopped before the end of ``left``."""
     current: Order | None = None
@@ -89,6 +91,7 @@ def _one_child(
             match line.pop("event"):
                 case "start":
                     current = pair
+                    say(f"  {pair[0]} to {pair[1]}")
                 case "done":
                     found[pair], current = Copy(*pair, **line), None
 

@@ -39,6 +39,12 @@ def test_every_pair_is_copied_once_and_in_order() -> None:
     assert set(run("pass").values()) == {("right", "")}
 
 
+def test_each_pair_is_named_when_its_turn_comes() -> None:
+    said: list[str] = []
+    supervise([sys.executable, "-c", CHILD.format("pass")], PAIRS, say=said.append)
+    assert said == [f"  {a} to {b}" for a, b in PAIRS]
+
+
 def test_a_pair_that_hangs_is_named_and_the_others_are_still_tried() -> None:
     found = run(HANG, each=1)
     assert found.pop((0, 2)) == ("hangs", "no answer in 1 s")
