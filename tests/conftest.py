@@ -2,9 +2,16 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from ci.browser import chromium
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _GIT = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -43,3 +50,16 @@ def git(folder: Path, *args: str, data: bytes = b"") -> bytes:
 def _hermetic(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """A headless Chromium; where none can be had the test is skipped and says so."""
+    from playwright.sync_api import sync_playwright
+
+    try:
+        path = chromium()
+    except SystemExit as missing:
+        pytest.skip(str(missing))
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=path)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ci.browser import chromium
 from sglang_overlay.doctor import page as pages
 from sglang_overlay.doctor.checks import examine
 from sglang_overlay.doctor.facts import Copy, Facts
@@ -30,14 +29,6 @@ def copied() -> Facts:
     at = next(n for n, copy in enumerate(copies) if (copy.source, copy.target) == (2, 5))
     copies[at] = Copy(2, 5, "hangs", detail="no answer in 30 s")
     return slots(replace(healthy(8), copies=tuple(copies)), iommu="DMA")
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium())
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.browser import chromium
 from sglang_overlay.cli import main
 from sglang_overlay.measure.runs import Breakdown, open_store
 
@@ -23,14 +22,6 @@ _QUIET = (99.0, 100.0, 101.0, 100.5, 99.5)
 
 def _times(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
     return tuple(value * factor for value in values)
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium())
 
 
 @pytest.fixture(scope="module")
