@@ -24,6 +24,16 @@ _GIT = {
     "GIT_COMMITTER_DATE": "2026-01-02T03:04:05+0000",
     "LC_ALL": "C",
 }
+#: The config.json of the smallest model that a real engine runs on a CPU.
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "vocab_size": 256,
+    "n_positions": 512,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+}
 # How a commit becomes a patch file, and how it is taken back.
 EXPORT = (
     "format-patch -1 -k --no-renames --no-stat --no-signature --zero-commit --full-index "

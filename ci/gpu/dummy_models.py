@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from model import CONFIG
+
 BASE = {
     "vocab_size": 32000,
     "max_position_embeddings": 4096,
@@ -34,35 +36,7 @@ MODELS = {
         "num_hidden_layers": 1,
         "draft_vocab_size": 32000,
     },
-    "dsv3": {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "hidden_size": 1024,
-        "intermediate_size": 2048,
-        "moe_intermediate_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "q_lora_rank": 512,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_routed_experts": 16,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 2.5,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "norm_topk_prob": True,
-        "num_nextn_predict_layers": 1,
-        "moe_layer_freq": 1,
-        "attention_bias": False,
-        "rope_scaling": None,
-    },
+    "dsv3": CONFIG,
 }
 
 

@@ -18,6 +18,7 @@ from . import manifest
 from .errors import Conflict, DamagedPatchSet, EnvironmentFailure
 from .rework import PatchSet, Read
 from .series import load_series
+from .tree import sync
 
 _STAGING = ".staging"
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
@@ -56,9 +57,9 @@ def write(made: PatchSet, read: Read) -> bool:
         changed = _files(staged) != _files(folder)
         if changed:
             for path in (*staged.rglob("*"), staged):
-                _sync(path)
+                sync(path)
             _exchange(staged, folder)
-            _sync(folder.parent)
+            sync(folder.parent)
     except DamagedPatchSet as error:
         raise Conflict(error.message, error.next_step) from error
     except OSError as error:
@@ -96,14 +97,6 @@ def reordered(text: str, names: tuple[str, ...]) -> str:
 
 def _files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -177,7 +177,7 @@ class Tree:
                 done.append((change, place.stat() if place.exists() else None))
                 self._move(number, place, change.new)
             for folder in {place.parent for place in places}:
-                _sync(folder)
+                sync(folder)
             self._sweep()
         except BaseException as error:
             self._undo(done)
@@ -217,7 +217,7 @@ class Tree:
                 _own_like(staged, place.stat())
             elif change.mode == "100755":
                 staged.chmod(staged.stat().st_mode | (staged.stat().st_mode & 0o444) >> 2)
-        _sync(journal)
+        sync(journal)
 
     def _move(self, number: int, place: Path, content: bytes | None) -> None:
         if content is None:
@@ -310,8 +310,9 @@ def _own_like(file: Path, status: os.stat_result) -> None:
     file.chmod(status.st_mode & 0o7777)
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Let what ``path``, a file or a folder, holds survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -13,15 +13,8 @@ import httpx
 
 from ci.sglang_env import sglang_python
 
-_CONFIG = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "vocab_size": 256,
-    "n_positions": 512,
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-}
+from ..conftest import GPT2
+
 _START = 300  # seconds that a start may take
 
 
@@ -45,7 +38,7 @@ def make_model(folder: Path) -> Path:
         "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
     }
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "config.json").write_text(json.dumps(GPT2))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder

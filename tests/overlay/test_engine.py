@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sglang_overlay.cli import main
 
+from ..conftest import GPT2
 from .conftest import Environment
 
 
@@ -34,16 +35,7 @@ def test_a_real_engine_generates_under_the_overlay_its_scheduler_too(
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    config = {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": 256,
-        "n_positions": 512,
-        "n_embd": 64,
-        "n_layer": 2,
-        "n_head": 4,
-    }
-    (model / "config.json").write_text(json.dumps(config))
+    (model / "config.json").write_text(json.dumps(GPT2))
     script = tmp_path / "engine.py"
     script.write_text(
         textwrap.dedent(f"""
