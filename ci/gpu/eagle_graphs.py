@@ -47,8 +47,8 @@ FA2, SPLIT, MEMORY = {"FORCE_FA2": "1"}, {"HOOK_SPLIT": "1"}, {"HOOK_MEMORY": "1
 TRITON, NOSPEC = {"attention_backend": "triton"}, dict.fromkeys(SPECULATION)
 #: So many layers that the GPU bounds a cycle, not the host. Speed asks nothing of the weights.
 DEEP = {"load_format": "dummy", "json_model_override_args": '{"num_hidden_layers": 48}'}
-#: Two ranks. What one of them is given shows whether the report tells ranks apart.
-TP2 = {"tp_size": 2, "worker_env": ["NCCL_DEBUG=VERSION", "NCCL_DEBUG@tp1=WARN"]}
+#: Several ranks (--tp). What one of them is given shows whether the report tells ranks apart.
+TP = {"worker_env": ["NCCL_DEBUG=VERSION", "NCCL_DEBUG@tp1=WARN"]}
 FUSION = "flashinfer_allreduce_fusion_backend"
 #: name: (what is done, engine arguments that differ, environment)
 CASES = {
@@ -71,9 +71,14 @@ CASES = {
     "graph-frspec": ("accept", {"speculative_token_map": "hot.pt"}, SHADOW),
     "churn": ("churn", {}, SHADOW),
     "soak": ("soak", {}, MEMORY),
-    "tp2": ("both", TP2 | {"enforce_disable_flashinfer_allreduce_fusion": True}, {}),
-    "tp2-trtllm": ("both", TP2 | {FUSION: "trtllm"}, {}),
-    "tp2-measured": ("both", TP2 | {FUSION: "measured"}, {}),
+    "tp": ("both", TP | {"enforce_disable_flashinfer_allreduce_fusion": True}, {}),
+    "tp-trtllm": ("both", TP | {FUSION: "trtllm"}, {}),
+    "tp-measured": ("both", TP | {FUSION: "measured"}, {}),
+    **{
+        # After tp-measured, whose table chose the fused kernel for some rows.
+        f"tp-fail-{stage}": ("both", TP | {FUSION: "measured"}, {"HOOK_FAIL": stage})
+        for stage in ("preflight", "build", "self-test")
+    },
     "refuse": ("refuse", {"speculative_require_cuda_graph": True}, EAGER),
 }
 #: What the hook writes when it did what it was told.
@@ -82,6 +87,7 @@ HOOKS = {
     "HOOK_TRACE": "trace.pkl",
     "HOOK_SPLIT": "split.json",
     "HOOK_MEMORY": "memory.jsonl",
+    "HOOK_FAIL": "failed",
 }
 #: Prompt lengths at and around a page of 64; 3 requests are padded to 4; 16 is the largest graph.
 BATCHES = {
@@ -211,6 +217,8 @@ def run(name, options):
     shutil.copy(HERE / "hook.py", out / "sitecustomize.py")
     engine = {k: v for k, v in (ENGINE | differing).items() if v is not None}
     engine |= {"model_path": str(options.model), "kind": kind, "tokens": options.tokens}
+    if name.partition("-")[0] == "tp":
+        engine["tp_size"] = options.tp
     if "speculative_token_map" in engine:
         engine["speculative_token_map"] = str(options.model / "hot.pt")
     path = os.pathsep.join([str(out), os.environ.get("PYTHONPATH", "")])
@@ -359,6 +367,7 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("/tmp/eagle-graphs"))
     parser.add_argument("--model", type=Path, default=Path("/tmp/models/dsv3-mtp"))
     parser.add_argument("--tokens", type=int, default=512, help="new tokens a request")
+    parser.add_argument("--tp", type=int, default=2, help="ranks of the cases tp...")
     parser.add_argument("--timeout", type=int, default=280, help="seconds for one case")
     parser.add_argument("--budget", type=int, default=470, help="start no case after these seconds")
     options = parser.parse_args()
