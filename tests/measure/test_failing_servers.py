@@ -27,11 +27,17 @@ def _bench(url: str, store: Path, *more: str) -> int:
         ("cut", "the stream was cut off after 2 events"),
         ("endless", "the stream was cut off after 6 events (no end mark)"),
         ("error", "out of memory"),
+        ("garbled", "no JSON: "),
     ],
 )
 def test_a_server_that_fails_in_mid_run_leaves_the_runs_before(
-    plan: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("sglang_overlay.measure.stream._EVERY", 0.0)  # progress at every event
     store = tmp_path / "b.sqlite"
     with serving("ok", "ok", "ok", plan) as (url, _):
         assert _bench(url, store, "--json") == 4

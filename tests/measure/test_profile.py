@@ -286,7 +286,7 @@ def test_of_several_ranks_the_one_that_waits_for_nobody_is_kept(tmp_path: Path) 
     assert kept.breakdown().verify["all-reduce"] == pytest.approx(0.03)
 
 
-def packed(events: list[dict[str, Any]]) -> bytes:
+def packed(events: object) -> bytes:
     return gzip.compress(json.dumps({"traceEvents": events}).encode())
 
 
@@ -299,6 +299,8 @@ def packed(events: list[dict[str, Any]]) -> bytes:
         (b"[1, 2]", "not a trace"),
         (b"\x1f\x8b garbage", "the file is cut off"),
         (packed(eagle(6))[:-40], "the file is cut off"),
+        (packed(None), "not a trace of torch.profiler"),
+        (packed([1]), "not a trace of torch.profiler"),
         (packed([]), "no scheduler.run_batch in the trace"),
         (packed(eagle(1)), "no whole cycle in the trace"),
         (packed(eagle(3)[:-4]), "no two cycles follow each other"),

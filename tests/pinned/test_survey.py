@@ -1,11 +1,20 @@
-"""The table of docs/eagle-graphs.md is what the pinned source says."""
+"""The table of the README is what the pinned source says."""
 
 from pathlib import Path
 
 import pytest
 
 import sglang_overlay.doctor.checks as checks
-from ci.spec_graph_survey import SurveyError, as_json, markdown, survey
+from ci.spec_graph_survey import (
+    ALIASES,
+    ELSEWHERE,
+    SUBJECTS,
+    SurveyError,
+    as_json,
+    choices,
+    markdown,
+    survey,
+)
 from sglang_overlay.cli import main
 
 WORKER = "python/sglang/srt/speculative/eagle_worker_v2.py"
@@ -19,9 +28,13 @@ def test_the_tables_of_docs_and_doctor_are_read_from_the_source(
     file = Path(checks.__file__).with_name("eagle_graphs.json")
     assert file.read_text() == as_json(stock, patched)  # made by python -m ci.spec_graph_survey
     table = markdown(stock, patched)
-    text = (Path(__file__).parents[2] / "docs/eagle-graphs.md").read_text()
-    assert table in text
+    assert table in (Path(__file__).parents[2] / "README.md").read_text()
     assert "| flashinfer, MLA | captured | captured | eager, **captured when patched** |" in table
+
+
+def test_every_attention_backend_has_a_row_or_a_reason(fetched: Path) -> None:
+    rows = {key for _, key, _ in SUBJECTS} - {"hybrid_linear_attn"}  # chosen by the model
+    assert choices(fetched / "python/sglang") == rows | ALIASES | ELSEWHERE
 
 
 @pytest.mark.parametrize(
