@@ -14,6 +14,7 @@ FINE = (
     "allreduce:tree",
     "AllReduce:Tree",
     "allreduce:tree;",
+    "allreduce:tree:x",
     "allreduce:^ring",
     "allreduce:ring,tree",
     "allreduce:tree;broadcast:ring",

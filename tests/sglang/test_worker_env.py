@@ -7,7 +7,10 @@ The drivers are files, since the children of a spawn import the main module.
 import json
 import re
 import socket
+import statistics
 import sys
+
+import pytest
 
 from sglang_overlay.cli import main
 
@@ -71,9 +74,9 @@ if __name__ == "__main__":
 
 SERVER = """
 import json, os, subprocess, sys, time, urllib.error, urllib.request
-port, argv = sys.argv[1], json.loads(sys.argv[2])
-log = open(sys.argv[3], "w")
-server = subprocess.Popen([sys.executable, "-m", "sglang.launch_server", "--port", port, *argv],
+port, log = sys.argv[1], open(sys.argv[2], "w")
+form, ours = json.loads(sys.argv[3])
+server = subprocess.Popen([sys.executable, *form, "--port", port],
                           stdout=log, stderr=subprocess.STDOUT)
 
 def get(path, key=None):
@@ -89,12 +92,12 @@ def get(path, key=None):
         return 0, ""
 
 try:
-    for _ in range(300):
+    for _ in range(900):
         if server.poll() is not None or get("/health")[0] == 200:
             break
         time.sleep(1)
     bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    ours = [*sys.argv[4:], "--url", f"http://127.0.0.1:{port}", "--key", "admin"]
+    ours = [*ours, "--url", f"http://127.0.0.1:{port}", "--key", "admin"]
     seen = subprocess.run(ours, env=bare, cwd="/", capture_output=True, text=True)
     print("RESULT=" + json.dumps({
         "command": [seen.returncode, seen.stdout, seen.stderr],
@@ -106,6 +109,46 @@ try:
 finally:
     server.terminate()
     server.wait(60)
+"""
+
+
+OVERHEAD = """
+import gc, importlib, json, logging, os, sys, time
+from sglang.srt.managers import scheduler  # as in a worker, which needs all of it anyway
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.server_args import ServerArgs
+
+NAMES = [f"sglang.srt.utils.worker_env{suffix}" for suffix in ("", "_report", "_lint")]
+
+def added(args):
+    env, report, lint = map(importlib.import_module, NAMES)
+    with env.configure_subprocess(args, tp_rank=0, pp_rank=0):
+        lint.warn_known_bad_env(args)
+        report.start_report(args, "scheduler", tp_rank=0, pp_rank=0)
+        report.begin_initialization()
+        report.mark_initialization()
+        report.gather_reports()
+
+args = ServerArgs(model_path="dummy", device="cpu", worker_env=json.loads(sys.argv[1]))
+args.resolve_once()
+publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+gc.freeze()  # what else a worker has made is none of the patches' business
+durations = []
+for _ in range(9):
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            for name in NAMES:
+                del sys.modules[name]
+            start = time.process_time()
+            added(args)
+            os.write(writer, str(time.process_time() - start).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    durations.append(float(os.read(reader, 64)))
+print("RESULT=" + json.dumps(durations), flush=True)
 """
 
 
@@ -182,7 +225,35 @@ def test_engine_with_dp_controller(python, patched, tmp_path):
         assert "s3cret" not in text
 
 
-def test_launch_server(python, patched, tmp_path):
+def test_a_worker_takes_less_than_20_ms_more_to_start(python, patched, tmp_path):
+    """Of a processor, so that other work on the machine does not count: the modules' import, the
+    variables, a lint that has names to look up, the report, and what it has at the end."""
+    file, _ = driver(tmp_path, OVERHEAD)
+    pairs = ["NCCL_ALGO=Tree", "NCCL_IB_HCAS=mlx5", "NCCL_DEBUG=WARN"]
+    run = python(patched, file, json.dumps(pairs), PYTHONDONTWRITEBYTECODE="")
+    durations = result_of(run)
+    for text in ('worker_env={"process": "scheduler"', "NCCL_ALGO=Tree leaves", "NCCL_IB_HCA?"):
+        assert run.stderr.count(text) == len(durations) == 9
+    assert statistics.median(durations) < 0.02, durations
+
+
+CLI = "from sglang.cli.main import main; main()"
+ALWAYS = {"data_parallel_controller", "scheduler", "detokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("form", "more", "processes"),
+    [
+        (["-m", "sglang.launch_server"], [], ALWAYS),
+        (
+            ["-c", CLI, "serve"],  # what the script sglang does
+            ["--tokenizer-worker-num", "2", "--detokenizer-worker-num", "2"],
+            ALWAYS | {"tokenizer_worker", "detokenizer_router"},
+        ),
+    ],
+    ids=["launch_server", "sglang serve"],
+)
+def test_launch_server(python, patched, tmp_path, form, more, processes):
     file, model = driver(tmp_path, SERVER)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -201,7 +272,8 @@ def test_launch_server(python, patched, tmp_path):
     log = tmp_path / "server.log"
     ours = [sys.executable, "-m", "sglang_overlay", "env", "--json"]
     bind = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    run = python(patched, file, port, json.dumps(argv), log, *ours, **bind)
+    asked = json.dumps([[*form, *argv, *more], ours])
+    run = python(patched, file, port, log, asked, **bind)
     assert main(["env", "--log", str(log)]) == 1
     result, log = result_of(run), log.read_text()
     code, printed, errors = result["command"]
@@ -223,8 +295,12 @@ def test_launch_server(python, patched, tmp_path):
         assert value_of(worker, "SGLANG_SECRET") == ("<redacted>", "user")
         assert not any(entry["late"] for entry in worker["env"].values())
     assert [w["differs"] for w in answer["workers"]] == [[], ["NCCL_SOCKET_IFNAME"]]
-    # The log has the same, without the launching process.
+    # The log has the same, without the launching process, and the others.
     logged = _reports(log)
+    assert {process for process, _ in logged} == processes
+    for report in logged.values():
+        assert value_of(report, "NCCL_ALGO") == ("Ring", "user"), report["process"]
+        assert value_of(report, "NCCL_DEBUG") == ("WARN", "user"), report["process"]
     for worker in answer["workers"]:
         assert logged["scheduler", worker["ranks"]["dp"]]["pid"] == worker["pid"]
     status, info = result["server_info"]

@@ -19,13 +19,12 @@ from ci.sglang_env import sglang_python
 from .conftest import runner
 from .test_worker_env import ARGUMENTS, driver, result_of, value_of
 
-RAY = '''
-import json, os, sys
+ACTORS = '''
+import ctypes, json, os, sys
 import ray
-from sglang.srt.ray.scheduler_actor import SchedulerActor
 from sglang.srt.ray import engine as ray_engine
 from sglang.srt.runtime_context import publish
-from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.server_args import ServerArgs
 from ray.util.placement_group import placement_group
 
 
@@ -36,7 +35,6 @@ class Probe:
         pass
 
     def get_info(self):
-        import ctypes
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_char_p
         names = ("NCCL_DEBUG", "NCCL_ALGO", "NCCL_SOCKET_IFNAME", "NCCL_NET", "NCCL_NET_PLUGIN")
@@ -47,55 +45,58 @@ class Probe:
 if __name__ == "__main__":
     os.environ["NCCL_DEBUG"] = "WARN"  # in the driver, after ray start
     ray.init(address=sys.argv[1], log_to_driver=False)
-    nodes = int(sys.argv[4])
+    nodes = int(sys.argv[2])
     group = placement_group([{"CPU": 1, "GPU": 2 // nodes}] * nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready())
-    pairs = json.loads(sys.argv[2])
-
-    # A real scheduler, whose constructor loads the model; on the last node.
-    args = ServerArgs(worker_env=pairs, **json.loads(sys.argv[3]))
+    sizes = dict(tp_size=2, nnodes=nodes)
+    args = ServerArgs(model_path="dummy", device="cpu", **sizes, **json.loads(sys.argv[3]))
     args.resolve_once()
     publish(args, role="tokenizer")
-    ports = PortArgs.init_new(args)
-    actor = ray_engine._create_scheduler_actor(
-        pg=group, bundle_idx=nodes - 1, gpu_id=0, server_args=args, port_args=ports, tp_rank=0,
-        pp_rank=0, dp_rank=0, dist_init_addr=f"127.0.0.1:{ports.nccl_port}", rank0_node_ip="",
-    )
-    result = {"scheduler": ray.get(actor.get_info.remote())["worker_env_reports"]}
-    ray.kill(actor)
-
     ray_engine.SchedulerActor = ray.remote(Probe)
-    for label, pairs in (("stock", None), ("patched", pairs)):
-        sizes = dict(tp_size=2, nnodes=nodes)
-        args = ServerArgs(model_path="dummy", device="cpu", worker_env=pairs, **sizes)
-        args.resolve_once()
-        publish(args, role="tokenizer")
-        actors = [
-            ray_engine._create_scheduler_actor(
-                pg=group, bundle_idx=tp % nodes, gpu_id=0, server_args=args, port_args=None,
-                tp_rank=tp, pp_rank=0, dp_rank=0, dist_init_addr="", rank0_node_ip=label,
-            )
-            for tp in range(2)
-        ]
-        result[label] = ray.get([a.get_info.remote() for a in actors])
-        for actor in actors:
-            ray.kill(actor)
-    print("RESULT=" + json.dumps(result), flush=True)
+    actors = [
+        ray_engine._create_scheduler_actor(
+            pg=group, bundle_idx=tp % nodes, gpu_id=0, server_args=args, port_args=None,
+            tp_rank=tp, pp_rank=0, dp_rank=0, dist_init_addr="", rank0_node_ip="",
+        )
+        for tp in range(2)
+    ]
+    print("RESULT=" + json.dumps(ray.get([a.get_info.remote() for a in actors])), flush=True)
 '''
 
+ENGINE = """
+import json, os, sys
+if __name__ == "__main__":
+    import ray
+    from ray.util.placement_group import placement_group
+    from sglang.srt.ray.engine import RayEngine
+    arguments, strategy = json.loads(sys.argv[2])
+    os.environ["NCCL_DEBUG"] = "WARN"
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    if strategy:
+        group = placement_group([{"CPU": 1, "GPU": 1}] * 2, strategy=strategy)
+        ray.get(group.ready())
+        arguments["placement_group"] = group
+    engine = RayEngine(**arguments)
+    # The event loop of a Ray actor asks for a CUDA device: no request can be served here.
+    reports = engine._scheduler_init_result.scheduler_infos[0]["worker_env_reports"]
+    print("RESULT=" + json.dumps(reports), flush=True)
+    engine.shutdown()
+"""
 
-@pytest.fixture
-def ray_python(tmp_path):
+
+@pytest.fixture(scope="module")
+def ray_python(tmp_path_factory):
     """Runs python with Ray, in an environment of its own over the one that has SGLang's rest."""
-    venv.create(tmp_path / "ray", with_pip=True)
-    executable = tmp_path / "ray/bin/python"
+    place = tmp_path_factory.mktemp("ray")
+    venv.create(place, with_pip=True)
+    executable = place / "bin/python"
     below = sglang_python().parents[1] / "lib/python3.11/site-packages"
-    (tmp_path / "ray/lib/python3.11/site-packages/below.pth").write_text(f"{below}\n")
+    (place / "lib/python3.11/site-packages/below.pth").write_text(f"{below}\n")
     subprocess.run([executable, "-m", "pip", "install", "-q", "ray"], check=True)
     return runner(executable)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def namespace():
     """A network namespace with an address of its own: (its name, our address, its address)."""
     name, number = f"wenv{os.getpid()}", os.getpid() % 250
@@ -119,7 +120,7 @@ def namespace():
     subprocess.run(["ip", "netns", "del", name], check=True)  # and with it the pair of devices
 
 
-@pytest.fixture(params=[1, 2], ids=["one node", "two nodes"])
+@pytest.fixture(scope="module", params=[1, 2], ids=["one node", "two nodes"])
 def ray_cluster(request, ray_python, patched):
     """A cluster that was started beforehand, with two GPUs in all that are not there."""
     python, nodes = ray_python, request.param
@@ -165,32 +166,55 @@ def ray_cluster(request, ray_python, patched):
             shutil.rmtree(place, ignore_errors=True)
 
 
-def test_ray_actors(ray_python, patched, tmp_path, ray_cluster):
-    python = ray_python
-    file, model = driver(tmp_path, RAY)
-    (address, token, addresses), arguments = ray_cluster, dict(ARGUMENTS, model_path=model)
-    pairs = ["NCCL_ALGO=Ring", "NCCL_NET_PLUGIN=$HOME", "SGLANG_CPU_OMP_THREADS_BIND=0"]
-    pairs += ["NCCL_SOCKET_IFNAME@tp0=eth1", "NCCL_NET@node0=Socket"]
-    run = python(
-        patched,
-        *(file, address, json.dumps(pairs), json.dumps(arguments), len(addresses)),
-        **token,
+PAIRS = [
+    "NCCL_ALGO=Ring",
+    "NCCL_NET_PLUGIN=$HOME",
+    "NCCL_SOCKET_IFNAME@tp0=eth1",
+    "NCCL_NET@node0=Socket",
+]
+
+
+def test_what_the_driver_has_is_lost_and_what_it_gives_arrives(
+    ray_python, stock, patched, tmp_path, ray_cluster
+):
+    address, token, addresses = ray_cluster
+    file, _ = driver(tmp_path, ACTORS)
+    lost, delivered = (
+        result_of(ray_python(source, file, address, len(addresses), json.dumps(arguments), **token))
+        for source, arguments in ((stock, {}), (patched, {"worker_env": PAIRS}))
     )
-    result = result_of(run)
-    # What stock SGLang does: nothing of the driver's environment arrives.
-    assert {values.pop("ip") for values in result["stock"]} == set(addresses)
-    assert not any(value for values in result["stock"] for value in values.values())
-    tp0, tp1 = result["patched"]
+    assert {values.pop("ip") for values in lost} == set(addresses)
+    assert not any(value for values in lost for value in values.values())
+    tp0, tp1 = delivered
     assert tp0["NCCL_ALGO"] == tp1["NCCL_ALGO"] == "Ring"
     assert (tp0["NCCL_SOCKET_IFNAME"], tp1["NCCL_SOCKET_IFNAME"]) == ("eth1", "")
     second = "" if len(addresses) == 2 else "Socket"
     assert (tp0["NCCL_NET"], tp1["NCCL_NET"]) == ("Socket", second)
-    (scheduler,) = result["scheduler"]
-    assert scheduler["process"] == "scheduler"
-    assert value_of(scheduler, "NCCL_ALGO") == ("Ring", "user")
-    assert value_of(scheduler, "NCCL_SOCKET_IFNAME") == ("eth1", "user")
-    assert value_of(scheduler, "NCCL_DEBUG") == (None, None)
-    assert value_of(scheduler, "CUDA_VISIBLE_DEVICES")[1] == "ray"
-    # Ray expands "$" in a runtime_env; the scheduler restores the value.
-    assert tp0["NCCL_NET_PLUGIN"] == str(Path.home())
-    assert value_of(scheduler, "NCCL_NET_PLUGIN") == ("$HOME", "user")
+    assert tp0["NCCL_NET_PLUGIN"] == str(Path.home())  # Ray expands "$" in a runtime_env
+
+
+def test_the_schedulers_of_a_ray_engine_report(ray_python, patched, tmp_path, ray_cluster):
+    """Each of Ray's ways in the package: a placement group of its own or of the user, one
+    scheduler or the controller of several."""
+    address, token, addresses = ray_cluster
+    file, model = driver(tmp_path, ENGINE)
+    two = (2, "STRICT_SPREAD" if len(addresses) == 2 else "PACK")
+    for dp_size, strategy in (two,) if len(addresses) == 2 else ((1, None), two):
+        pairs = [*PAIRS, "SGLANG_CPU_OMP_THREADS_BIND=0|1", "CUDA_CACHE_TOKEN=s3cret"]
+        pairs += ["NCCL_DEBUG_FILE@dp1=/tmp/one"] if dp_size == 2 else []
+        arguments = dict(ARGUMENTS, model_path=model, dp_size=dp_size, worker_env=pairs)
+        run = ray_python(patched, file, address, json.dumps([arguments, strategy]), **token)
+        reports = result_of(run)
+        assert [report["ranks"]["dp"] for report in reports] == list(range(dp_size))
+        assert len({report["pid"] for report in reports}) == dp_size
+        for report in reports:
+            assert report["process"] == "scheduler"
+            assert value_of(report, "NCCL_ALGO") == ("Ring", "user")
+            assert value_of(report, "NCCL_SOCKET_IFNAME") == ("eth1", "user")
+            assert value_of(report, "NCCL_NET_PLUGIN") == ("$HOME", "user")  # restored
+            assert value_of(report, "CUDA_CACHE_TOKEN") == ("<redacted>", "user")
+            assert value_of(report, "NCCL_DEBUG") == (None, None)
+            assert value_of(report, "CUDA_VISIBLE_DEVICES")[1] == "ray"
+        files = [value_of(report, "NCCL_DEBUG_FILE")[0] for report in reports]
+        assert files == [None, "/tmp/one"][:dp_size]
+        assert "s3cret" not in run.stdout + run.stderr
