@@ -247,8 +247,8 @@ ALWAYS = {"data_parallel_controller", "scheduler", "detokenizer"}
         (["-m", "sglang.launch_server"], [], ALWAYS),
         (
             ["-c", CLI, "serve"],  # what the script sglang does
-            ["--tokenizer-worker-num", "2", "--detokenizer-worker-num", "2"],
-            ALWAYS | {"tokenizer_worker", "detokenizer_router"},
+            ["--tokenizer-worker-num", "2"],
+            ALWAYS | {"tokenizer_worker"},
         ),
     ],
     ids=["launch_server", "sglang serve"],

@@ -67,20 +67,37 @@ ENGINE = """
 import json, os, sys
 if __name__ == "__main__":
     import ray
-    from ray.util.placement_group import placement_group
     from sglang.srt.ray.engine import RayEngine
-    arguments, strategy = json.loads(sys.argv[2])
     os.environ["NCCL_DEBUG"] = "WARN"
     ray.init(address=sys.argv[1], log_to_driver=False)
-    if strategy:
-        group = placement_group([{"CPU": 1, "GPU": 1}] * 2, strategy=strategy)
-        ray.get(group.ready())
-        arguments["placement_group"] = group
-    engine = RayEngine(**arguments)
+    engine = RayEngine(**json.loads(sys.argv[3]))
     # The event loop of a Ray actor asks for a CUDA device: no request can be served here.
     reports = engine._scheduler_init_result.scheduler_infos[0]["worker_env_reports"]
     print("RESULT=" + json.dumps(reports), flush=True)
     engine.shutdown()
+"""
+
+# RayEngine 0.5.23 itself stops before it makes this controller, also without our patches: it
+# declares dist_init_addr when the configuration is published already.
+CONTROLLER = """
+import json, os, sys
+if __name__ == "__main__":
+    import ray
+    from ray.util.placement_group import placement_group
+    from sglang.srt.ray.data_parallel_controller import RayDataParallelController
+    from sglang.srt.runtime_context import publish
+    from sglang.srt.server_args import PortArgs, ServerArgs
+    os.environ["NCCL_DEBUG"] = "WARN"
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    strategy = "PACK" if sys.argv[2] == "1" else "STRICT_SPREAD"
+    group = placement_group([{"CPU": 1, "GPU": 1}] * 2, strategy=strategy)
+    ray.get(group.ready())
+    args = ServerArgs(**json.loads(sys.argv[3]))
+    args.resolve_once()
+    publish(args, role="tokenizer")
+    ip, ports = ray.util.get_node_ip_address(), PortArgs.init_new(args)
+    controller = RayDataParallelController(args, ports, group, None, ip, True)
+    print("RESULT=" + json.dumps(controller.get_init_info()["worker_env_reports"]), flush=True)
 """
 
 
@@ -193,28 +210,29 @@ def test_what_the_driver_has_is_lost_and_what_it_gives_arrives(
     assert tp0["NCCL_NET_PLUGIN"] == str(Path.home())  # Ray expands "$" in a runtime_env
 
 
-def test_the_schedulers_of_a_ray_engine_report(ray_python, patched, tmp_path, ray_cluster):
-    """Each of Ray's ways in the package: a placement group of its own or of the user, one
-    scheduler or the controller of several."""
+@pytest.mark.parametrize(
+    ("code", "dp_size"), [(ENGINE, 1), (CONTROLLER, 2)], ids=["engine", "controller"]
+)
+def test_the_schedulers_in_ray_actors_report(
+    ray_python, patched, tmp_path, ray_cluster, code, dp_size
+):
     address, token, addresses = ray_cluster
-    file, model = driver(tmp_path, ENGINE)
-    two = (2, "STRICT_SPREAD" if len(addresses) == 2 else "PACK")
-    for dp_size, strategy in (two,) if len(addresses) == 2 else ((1, None), two):
-        pairs = [*PAIRS, "SGLANG_CPU_OMP_THREADS_BIND=0|1", "CUDA_CACHE_TOKEN=s3cret"]
-        pairs += ["NCCL_DEBUG_FILE@dp1=/tmp/one"] if dp_size == 2 else []
-        arguments = dict(ARGUMENTS, model_path=model, dp_size=dp_size, worker_env=pairs)
-        run = ray_python(patched, file, address, json.dumps([arguments, strategy]), **token)
-        reports = result_of(run)
-        assert [report["ranks"]["dp"] for report in reports] == list(range(dp_size))
-        assert len({report["pid"] for report in reports}) == dp_size
-        for report in reports:
-            assert report["process"] == "scheduler"
-            assert value_of(report, "NCCL_ALGO") == ("Ring", "user")
-            assert value_of(report, "NCCL_SOCKET_IFNAME") == ("eth1", "user")
-            assert value_of(report, "NCCL_NET_PLUGIN") == ("$HOME", "user")  # restored
-            assert value_of(report, "CUDA_CACHE_TOKEN") == ("<redacted>", "user")
-            assert value_of(report, "NCCL_DEBUG") == (None, None)
-            assert value_of(report, "CUDA_VISIBLE_DEVICES")[1] == "ray"
-        files = [value_of(report, "NCCL_DEBUG_FILE")[0] for report in reports]
-        assert files == [None, "/tmp/one"][:dp_size]
-        assert "s3cret" not in run.stdout + run.stderr
+    file, model = driver(tmp_path, code)
+    pairs = [*PAIRS, "SGLANG_CPU_OMP_THREADS_BIND=0|1", "CUDA_CACHE_TOKEN=s3cret"]
+    pairs += ["NCCL_DEBUG_FILE@dp1=/tmp/one"] if dp_size == 2 else []
+    arguments = dict(ARGUMENTS, model_path=model, dp_size=dp_size, worker_env=pairs)
+    run = ray_python(patched, file, address, len(addresses), json.dumps(arguments), **token)
+    reports = result_of(run)
+    assert [report["ranks"]["dp"] for report in reports] == list(range(dp_size))
+    assert len({report["pid"] for report in reports}) == dp_size
+    for report in reports:
+        assert report["process"] == "scheduler"
+        assert value_of(report, "NCCL_ALGO") == ("Ring", "user")
+        assert value_of(report, "NCCL_SOCKET_IFNAME") == ("eth1", "user")
+        assert value_of(report, "NCCL_NET_PLUGIN") == ("$HOME", "user")  # restored
+        assert value_of(report, "CUDA_CACHE_TOKEN") == ("<redacted>", "user")
+        assert value_of(report, "NCCL_DEBUG") == (None, None)
+        assert value_of(report, "CUDA_VISIBLE_DEVICES")[1] == "ray"
+    files = [value_of(report, "NCCL_DEBUG_FILE")[0] for report in reports]
+    assert files == [None, "/tmp/one"][:dp_size]
+    assert "s3cret" not in run.stdout + run.stderr
