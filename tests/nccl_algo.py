@@ -28,6 +28,8 @@ WITHOUT = (
     (":tree", "broadcast, reduce, allgather, reducescatter"),
     ("Tree,NVLSTree", "broadcast, reduce, allgather, reducescatter"),
     ("Tree,NVLS", "broadcast, reduce"),
+    (",", "broadcast, reduce, allgather, reducescatter, allreduce"),
+    ("allreduce:,", "allreduce"),
     ("nvls", "broadcast, reduce"),
     ("^ring", "broadcast, reduce"),
     ("PAT", "broadcast, reduce, allreduce"),

@@ -61,7 +61,7 @@ def _entries(value: str) -> list[_Entry]:
             raise _Refused(f"it does not know {min(unknown)!r}")
         if number and algorithms and not collectives:
             raise _Refused("only the first entry may name no collective")
-        if _listed(algorithms):
+        if algorithms:
             found.append(("".join(collectives), algorithms))
     return found
 
