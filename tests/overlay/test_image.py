@@ -25,6 +25,7 @@ PACKAGES = f"/usr/local/lib/{VERSION}/dist-packages"
 # SGLang's dependencies are mounted rather than copied, and pip takes wheels from a folder.
 BASE = f"""
 FROM localhost/debian
+WORKDIR /sgl-workspace
 COPY sglang /sgl-workspace/sglang
 RUN python3 -m pip config --global set global.no-index true \\
     && python3 -m pip config --global set global.find-links /opt/wheels \\
@@ -56,6 +57,7 @@ class Engine:
             *("--root", str(folder / "images"), "--runroot", str(folder / "run")),
         ]
         dependencies = sglang_python().parents[1] / "lib" / VERSION / "site-packages"
+        links.chmod(0o755)
         for entry in dependencies.iterdir():  # all but the sglang that is installed there too
             if not entry.name.startswith("sglang"):
                 (links / entry.name).symlink_to(f"/opt/dependencies/{entry.name}")
@@ -136,16 +138,22 @@ def test_over_an_editable_install_every_user_of_the_image_runs_patched(
     assert done.returncode == 0, done.stdout[-3000:]
     assert f"{PACKAGES}/sglang_overlay/_files: sound" in done.stdout
     name = engine("from", "localhost/overlay").stdout.strip()
-    code = "import sglang, sglang.srt.server_args as m; print(m.__file__, sglang.__path__)"
-    user = ("--user", "nobody", "--workingdir", "/sgl-workspace/sglang")
-    python = ("--", "env", "HOME=/tmp", "python3", "-c", code)
-    shown = engine("run", *engine.options, *user, name, *python)
-    engine("rm", name)
-    assert f"on SGLang {PIN.version}: cuda-device-max-connections" in shown.stdout, shown.stdout
-    assert shown.stdout.splitlines()[-1] == (
+
+    def show(folder: str) -> str:
+        user = ("--user", "nobody", "--workingdir", folder)
+        code = "import sglang, sglang.srt.server_args as m; print(m.__file__, sglang.__path__)"
+        python = ("env", "HOME=/tmp", "python3", "-c", code)
+        return engine("run", *engine.options, *user, name, "--", *python).stdout
+
+    shown = show("/sgl-workspace/sglang")
+    assert f"on SGLang {PIN.version}: cuda-device-max-connections" in shown, shown
+    assert shown.splitlines()[-1] == (
         f"{PACKAGES}/sglang_overlay/_files/modules/sglang/srt/server_args.py "
         "['/sgl-workspace/sglang/python/sglang']"
     )
+    # Beside the checkout, the checkout's folder is what `import sglang` finds; stock Python too.
+    assert "/sgl-workspace/sglang is no package, but hides one" in show("/sgl-workspace")
+    engine("rm", name)
 
 
 def test_over_another_sglang_the_build_fails_and_says_why(
