@@ -34,6 +34,8 @@ _PTH = (
     "  sys.stderr and print('sglang-overlay: its hook cannot start (%r), so import sglang fails. "
     "Next: install the overlay wheel again, or uninstall it' % error, file=sys.stderr)\")\n"
 )
+# Of another name than the .pth: Python 3.15 to 3.17 skip the import line of a .pth with a .start
+# of its name, and a .start that fails stops nothing.
 _START = "sglang_overlay.runtime.boot:start\n"
 
 
@@ -85,7 +87,7 @@ def stage(series: Series, folder: Path) -> None:
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     (folder / "sglang_overlay.pth").write_text(_PTH)
-    (folder / "sglang_overlay.start").write_text(_START)
+    (folder / "sglang_overlay_hook.start").write_text(_START)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project["project"]["version"] = version_of(series.pin)
     project["project"]["dependencies"].append(f"sglang=={series.pin.version}")
@@ -99,7 +101,8 @@ def stage(series: Series, folder: Path) -> None:
                     "wheel": {
                         "packages": ["sglang_overlay"],
                         "force-include": {
-                            name: name for name in ("sglang_overlay.pth", "sglang_overlay.start")
+                            name: name
+                            for name in ("sglang_overlay.pth", "sglang_overlay_hook.start")
                         },
                     }
                 }

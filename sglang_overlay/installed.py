@@ -45,8 +45,9 @@ def verify() -> dict[str, Any]:
         origin = origins.get(name, "")
         blob = attest.blob_of(Path(origin)) if origin else ""
         found.append({"name": name, "origin": origin, "blob": blob})
-        if origin and blob != module.blob:
-            problems.append(f"{name} is loaded from {origin}, which is not the patched file")
+        if origins and blob != module.blob:
+            where = origin or "nowhere"
+            problems.append(f"{name} is loaded from {where}, which is not the patched file")
     return {
         "command": "verify",
         "overlay": str(attest.FILES),
@@ -65,7 +66,7 @@ def _origins(names: list[str]) -> dict[str, str]:
         "def find(name):\n"
         "    try:\n"
         "        return importlib.util.find_spec(name)\n"
-        "    except ImportError:\n"
+        "    except Exception:\n"
         "        hooks = [f for f in sys.meta_path if isinstance(f, Finder)]\n"
         "        return hooks[0].find_spec(name) if hooks else None\n"
         "specs = {name: find(name) for name in sys.argv[1:]}\n"
@@ -78,7 +79,7 @@ def _origins(names: list[str]) -> dict[str, str]:
         check=False,
     )
     if child.returncode != 0:
-        reason = child.stderr.strip().splitlines()[-1]
+        reason = (child.stderr.strip() or f"exit {child.returncode}").splitlines()[-1]
         raise attest.Refusal(f"import sglang fails: {reason}")
     origins: dict[str, str] = json.loads(child.stdout.strip().splitlines()[-1])
     return origins
@@ -110,7 +111,7 @@ def verify_processes(pids: list[int]) -> list[dict[str, Any]]:
 
 def _state(process: psutil.Process) -> dict[str, Any]:
     manifest = str(attest.FILES / "manifest.json")
-    maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines()
     paths = [line.split(maxsplit=5)[5] for line in maps if "/_files/manifest.json" in line]
     state = "not patched"
     if paths:

@@ -27,7 +27,7 @@ def from_server(url: str, key: str | None) -> list[Report]:
     """
     import httpx
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Authorization": f"Bearer {key}".encode()} if key else {}
     try:
         answer = httpx.get(f"{url.rstrip('/')}/worker_env", headers=headers, timeout=30)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -36,7 +36,10 @@ def from_server(url: str, key: str | None) -> list[Report]:
         raise Usage(f"{url}: the server wants its admin key", "--key KEY")
     try:
         answer.raise_for_status()
-        return list(answer.json()["workers"])
+        reports = list(answer.json()["workers"])
+        if not reports or not all(map(_is_whole, reports)):
+            raise ValueError("no report in it, or a damaged one")
+        return reports
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise Usage(
             f"{url}/worker_env: {answer.status_code}, no report: the server does not run the "
@@ -77,11 +80,17 @@ def _parsed(text: str) -> Report | None:
     """The report whose text follows ``_START``; None where it is damaged."""
     try:
         report, _ = json.JSONDecoder().raw_decode('{"process": ' + text)
-        name_of(report)
-        entries = report["env"].values()
-        return report if all(e.keys() >= {"value", "origin", "late"} for e in entries) else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         return None
+    return report if _is_whole(report) else None
+
+
+def _is_whole(report: Report) -> bool:
+    try:
+        name_of(report)
+        return all(e.keys() >= {"value", "origin", "late"} for e in report["env"].values())
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def name_of(report: Report) -> str:

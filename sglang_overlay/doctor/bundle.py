@@ -18,7 +18,7 @@ _LIMIT = 20 * 2**20  # bytes of a log that are kept, from its end
 _ASSIGNED = re.compile(
     rf"""(?<![\w.-])(?P<name>[\w.-]*(?:{SECRET})[\w.-]{{0,100}})"""
     r"""(?P<between>["']?\s*[=:,]\s*|\s+)"""
-    r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<bare>(?:[^\s,]|,(?=\S))+))""",
+    r"""(?:(?P<quote>["'])(?P<quoted>(?:\\.|[^\\\n])*?)(?P=quote)|(?P<bare>(?:[^\s,]|,(?=\S))+))""",
     re.IGNORECASE,
 )
 _NOTHING = re.compile(r"(None|True|False|null|true|false)[)}\]]*")
@@ -28,7 +28,7 @@ _NEVER_COUNTED = re.compile(r"PASS|PWD|SECRET|CREDENTIAL|(API|ACCESS|AUTH)[_-]?K
 # A header's value goes to the end of its quotes; without quotes, of the line.
 _HEADER = re.compile(
     r"""(?i)(\b(?:set-)?cookie|\b(?:proxy-)?authorization)(["']?\s*[:=]\s*|["']\s*,\s*b?)"""
-    r"""(?:(["'])(.*?)\3|([^\r\n]+))"""
+    r"""(?:(["'])((?:\\.|[^\\\n])*?)\3|([^\r\n]+))"""
 )
 _SCHEME = re.compile(r"(?i)(bearer|basic|digest|negotiate|token)\s+\S")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+\S+")

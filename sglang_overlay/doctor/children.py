@@ -114,4 +114,6 @@ for a, b in pairs:
     except RuntimeError as error:
         outcome = {"result": "failed", "detail": str(error).splitlines()[0]}
     say(event="done", source=a, target=b, **outcome)
+    if kind == "cuda" and outcome["result"] == "failed":
+        sys.exit()  # CUDA's errors stay: in this process every later pair would fail as well
 """

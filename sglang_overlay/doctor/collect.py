@@ -20,7 +20,10 @@ def collect(
     say: Say,
 ) -> Facts:
     """All facts, with real copies between the cards where ``deep``. ``say`` hears what is done."""
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:  # HOME is unset, and the user has no entry in passwd
+        home = Path("/nonexistent")
     say("driver and cards")
     driver, gpus, pairs = nvml.read_nvml()
     facts = Facts(

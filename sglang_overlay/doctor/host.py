@@ -90,6 +90,9 @@ def _huge_pages(root: Path) -> Maybe[str]:
 def _container(root: Path) -> Maybe[bool]:
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
+    mounts = _text(root / "proc/self/mountinfo")  # containerd leaves no other trace with cgroup 2
+    if isinstance(mounts, str) and re.search(r"^\S+ \S+ \S+ \S+ / .* - overlay ", mounts, re.M):
+        return True
     text = _text(root / "proc/1/cgroup")
     return text if isinstance(text, Unknown) else _CONTAINERS.search(text) is not None
 

@@ -49,14 +49,19 @@ def _patches(
 ) -> tuple[Maybe[tuple[str, ...]], tuple[str, ...]]:
     """From the overlay of that environment, else from the blobs of the SGLang tree."""
     if "+sglang." in versions.get("sglang-overlay", "") and not given:
-        told = _command([executable, "-m", "sglang_overlay", "verify", "--json"])
+        # -m puts the working folder on the path, which may be a clone of this repository.
+        told = _command([executable, "-m", "sglang_overlay", "verify", "--json"], "/")
         if isinstance(told, Unknown):
             return told, ()
         return tuple(told["patches"]), tuple(told["problems"])
     if "sglang" not in versions and not given:
         return Unknown("SGLang is not installed in this Python"), ()
     told = _command(
-        [sys.executable, "-m", "sglang_overlay", "status", "--json", "--sglang-dir", str(tree)]
+        [
+            *(sys.executable, "-m", "sglang_overlay", "status", "--json"),
+            *("--sglang-dir", str(tree.absolute())),
+        ],
+        str(Path(__file__).parents[2]),  # apply.py runs from a clone that need not be installed
     )
     if isinstance(told, Unknown):
         return told, ()
@@ -65,10 +70,12 @@ def _patches(
     return found, (f"{told['tree']} is {told['state']}",) if bad else ()
 
 
-def _command(command: list[str]) -> Maybe[dict[str, Any]]:
+def _command(command: list[str], folder: str) -> Maybe[dict[str, Any]]:
     """The JSON that a command of ours prints. An error in JSON is unknown, with its message."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TORCH)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_TORCH, cwd=folder
+        )
         told = json.loads(done.stdout[done.stdout.index("{") :])
     except (OSError, subprocess.TimeoutExpired) as error:
         return Unknown(f"{command[0]}: {error}")

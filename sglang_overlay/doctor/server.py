@@ -16,6 +16,11 @@ _FLAGS = {
     "--pp-size": "pp",
     "--pipeline-parallel-size": "pp",
     "--base-gpu-id": "first",
+    "--gpu-id-step": "step",
+    "--dp": "dp",
+    "--dp-size": "dp",
+    "--data-parallel-size": "dp",
+    "--cuda-graph-backend-decode": "decode_graph",
     "--nnodes": "nodes",
     "--model": "model",
     "--model-path": "model",
@@ -49,7 +54,7 @@ def read_server(arguments: Sequence[str]) -> Server:
     )
     return replace(
         group,
-        cards=None if given.keys() & {"pp", "first"} else group.local_tp,
+        cards=None if given.keys() & {"pp", "first", "step", "dp"} else group.local_tp,
         attention_backend=given.get("attention_backend"),
         prefill_backend=given.get("prefill_backend"),
         decode_backend=given.get("decode_backend"),
@@ -62,7 +67,8 @@ def read_server(arguments: Sequence[str]) -> Server:
         fusion=None if _NO_FUSION in words else given.get("fusion"),
         custom_all_reduce="--disable-custom-all-reduce" not in words,
         deterministic="--enable-deterministic-inference" in words,
-        cuda_graph="--disable-cuda-graph" not in words,
+        cuda_graph=not {"--disable-cuda-graph", "--disable-decode-cuda-graph"} & {*words}
+        and given.get("decode_graph") != "disabled",
     )
 
 

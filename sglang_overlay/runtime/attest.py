@@ -49,6 +49,8 @@ def load() -> Manifest:
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
         modules = {name: Module(**entry) for name, entry in table["modules"].items()}
+        if not modules:
+            raise ValueError("it names no module")
         return Manifest(file, table["version"], table["sglang"], dict(table["patches"]), modules)
     except FileNotFoundError as error:
         raise Refusal(
@@ -107,7 +109,7 @@ def blob_of(file: Path) -> str:
 
 def _check_alone() -> None:
     ours = FILES / "manifest.json"
-    for entry in sys.path:
+    for entry in [entry for entry in sys.path if isinstance(entry, str)]:  # as import does
         other = Path(entry, "sglang_overlay", "_files", "manifest.json")
         with suppress(OSError):  # an entry that cannot be read cannot be imported from either
             if other.is_file() and not other.samefile(ours):
@@ -116,20 +118,21 @@ def _check_alone() -> None:
 
 def _check_base(manifest: Manifest, package: Path) -> Path | None:
     """Hold the files in ``package``, the ``sglang`` folder, against the pin's."""
+    modules = manifest.modules.values()
+    found = [(module, blob_of(package.parent / module.place)) for module in modules]
+    if all(blob == module.blob for module, blob in found):
+        return package  # whatever its version is called: a patched checkout is a dirty one
     with suppress(FileNotFoundError):  # a git checkout has none
         text = (package / "_version.py").read_text(encoding="utf-8")
         version = re.search(r"^__version__ = .*'([^']+)'", text, re.MULTILINE)
-        if version and version[1] != manifest.sglang:
+        # 0.0.0.dev0 is what SGLang's build writes where git knows no tag: then blobs alone say.
+        if version and version[1] not in (manifest.sglang, "0.0.0.dev0"):
             raise Refusal(
                 f"{package} is not SGLang {manifest.sglang}'s but {version[1]}'s. Next: "
                 f"pip install sglang=={manifest.sglang}, or install the overlay for yours"
             )
-    modules = manifest.modules.values()
-    found = [(module, blob_of(package.parent / module.place)) for module in modules]
     if all(blob == module.base for module, blob in found):
         return None
-    if all(blob == module.blob for module, blob in found):
-        return package
     for module, blob in found:
         if blob not in (module.base, module.blob, *module.partial):
             raise Refusal(

@@ -27,12 +27,12 @@ def settle(finder: Finder, folders: Iterable[str] | None) -> attest.Manifest | N
         if not finder.settled:
             try:
                 finder.manifest = _attested(finder, list(folders or ()))
-            except (attest.Refusal, OSError) as error:
+            except (attest.Refusal, OSError, TypeError, ValueError) as error:
                 raise ImportError(f"sglang-overlay: {error}", name="sglang") from None
             finder.settled = True
-            if finder in sys.meta_path:
-                sys.meta_path.remove(finder)
-                sys.meta_path.insert(0, finder)
+            if finder in sys.meta_path[1:]:  # at once: another thread may be looking
+                others = [other for other in sys.meta_path if other is not finder]
+                sys.meta_path[:] = [finder, *others]
         return finder.manifest
 
 

@@ -33,6 +33,7 @@ def test_a_missing_base_file(environment: Environment) -> None:
         (b"", "is damaged"),
         (b"{}", "is damaged"),
         (b'{"version": 1, "modules": []}', "is damaged"),
+        (b'{"version": "1", "sglang": "0.5.23", "patches": {}, "modules": {}}', "is damaged"),
         (None, "is missing: a source tree of the overlay may hide the installed one"),
     ],
 )

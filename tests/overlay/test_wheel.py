@@ -33,7 +33,7 @@ def test_the_wheel_holds_exactly_the_package_the_patches_and_the_patched_modules
         *(f"{files}/patches/{PIN.name}/{name}" for name in pin),
         f"{files}/manifest.json",
         "sglang_overlay.pth",
-        "sglang_overlay.start",
+        "sglang_overlay_hook.start",
         *(f"{INFO}/{n}" for n in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")),
         f"{INFO}/licenses/LICENSE",
     }

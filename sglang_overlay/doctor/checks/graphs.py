@@ -13,6 +13,8 @@ from ..facts import Facts, Server, Unknown
 from ..finding import Finding, error, ok, unknown, warning
 
 _PATCH = "eagle-flashinfer-mla-draft-extend-graph"
+_SWITCH = "SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH"
+_TRUE = {"1", "true", "yes", "y"}
 _ALGORITHMS = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE"}
 _WHY = (
     "an eager pass launches every kernel from the host, each cycle: measured on one H200, a small "
@@ -76,7 +78,12 @@ def eagle(facts: Facts) -> list[Finding]:
         if not facts.cards:
             return [unknown(id, "neither the cards nor the server's arguments are known", _GIVE)]
         return [ok(id, "every pass in a graph, with SGLang's default backend", _HINT)]
-    patched = not isinstance(facts.python, Unknown) and _active(facts.python.patches)
+    environ = facts.settings.environ
+    patched = (
+        not isinstance(facts.python, Unknown)
+        and _active(facts.python.patches)
+        and environ.get("SGLANG_OVERLAY") != "0"
+    )
     kinds = _kinds(server)
     rows = [_rows(server, target, drafter) for target, drafter in kinds]
     if strange := {row for one in rows for row in one.values()} - table().keys():
@@ -84,6 +91,9 @@ def eagle(facts: Facts) -> list[Finding]:
             unknown(id, f"{', '.join(sorted(strange))} is not in the table: {', '.join(table())}")
         ]
     found = [Passes(one, {p: table()[row][p][patched] for p, row in one.items()}) for one in rows]
+    if environ.get(_SWITCH, "").lower() in _TRUE and not any(x.having("refused") for x in found):
+        title = "draft-extend is eager: it is switched off"
+        return [warning(id, title, f"{_SWITCH}={environ[_SWITCH]}", _WHY, f"unset {_SWITCH}")]
     bad = [one for one in found if set(one.verdicts.values()) != {"captured"}]
     if bad and any(one.verdicts != bad[0].verdicts for one in found):
         whose = (
