@@ -131,7 +131,7 @@ def added(args):
 args = ServerArgs(model_path="dummy", device="cpu", worker_env=json.loads(sys.argv[1]))
 args.resolve_once()
 publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
 gc.freeze()  # what else a worker has made is none of the patches' business
 durations = []
 for _ in range(15):

@@ -211,7 +211,10 @@ def test_what_the_driver_has_is_lost_and_what_it_gives_arrives(
 
 
 @pytest.mark.parametrize(
-    ("code", "dp_size"), [(ENGINE, 1), (CONTROLLER, 2)], ids=["engine", "controller"]
+    ("ray_cluster", "code", "dp_size"),
+    [(1, ENGINE, 1), (1, CONTROLLER, 2), (2, CONTROLLER, 2)],
+    indirect=["ray_cluster"],
+    ids=["engine", "controller", "controller over two nodes"],
 )
 def test_the_schedulers_in_ray_actors_report(
     ray_python, patched, tmp_path, ray_cluster, code, dp_size
