@@ -95,7 +95,8 @@ print(json.dumps(dict(
     source=source == open({str(overlay)!r}).read(), reload=again.__file__, cached=m.__cached__,
     pickled=pickle.loads(pickle.dumps(found)) is found, frame=[frame.filename, frame.line],
 )))
-"""
+""",
+            PYTHONDONTWRITEBYTECODE="",
         )
     )
     file = environment.files / "modules/sglang/srt/model_executor/graph_fallback.py"
@@ -103,6 +104,7 @@ print(json.dumps(dict(
     assert printed["pickled"]
     assert printed["reload"] == str(overlay)
     assert Path(printed["cached"]).parent == overlay.parent / "__pycache__"
+    assert Path(printed["cached"]).exists()
     assert printed["frame"][0] == str(file)
     assert printed["frame"][1] in [line.strip() for line in file.read_text().splitlines()]
 
