@@ -8,15 +8,25 @@ import pytest
 from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.patchset import source
-from sglang_overlay.patchset.pin import choose_pin, load_pins, patches_folder
+from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import Series, load_series
+
+from ..pinned.conftest import PINS
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def series() -> Series:
-    return load_series(choose_pin(load_pins(patches_folder()), "v0.5.23"))
+def pin(request: pytest.FixtureRequest) -> Pin:
+    """The newest pin, or the one that a test is parametrised with."""
+    pin = getattr(request, "param", PINS[-1])
+    assert isinstance(pin, Pin)
+    return pin
+
+
+@pytest.fixture(scope="session")
+def series(pin: Pin) -> Series:
+    return load_series(pin)
 
 
 def runner(executable: Path) -> Python:
@@ -36,9 +46,9 @@ def runner(executable: Path) -> Python:
 
 
 @pytest.fixture(scope="session")
-def python() -> Python:
-    """Runs the python that has SGLang's dependencies."""
-    return runner(sglang_python())
+def python(pin: Pin) -> Python:
+    """Runs the python that has the dependencies of the pin's SGLang."""
+    return runner(sglang_python(pin.version))
 
 
 @pytest.fixture(scope="session")
