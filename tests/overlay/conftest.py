@@ -3,9 +3,10 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def changed(file: Path, content: bytes | None) -> Iterator[None]:
 
 
 def make_environment(root: Path, *wheels: Path, pin: Pin = PIN) -> Environment:
-    """The pin's sglang wheel and ``wheels`` in an environment of their own, the rest from the cache."""
+    """The pin's sglang and ``wheels`` in an environment of their own, the rest from the cache."""
     venv.create(root, with_pip=True)
     environment = Environment(root)
     environment.pip("install", "--no-deps", "--no-index", pinned_wheel(pin), *wheels)
@@ -108,16 +109,41 @@ def pin(request: pytest.FixtureRequest) -> Pin:
 
 
 @pytest.fixture(scope="session")
-def wheel(pin: Pin, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The overlay wheel, built as a release builds it."""
-    out = tmp_path_factory.mktemp("dist")
-    build_wheel(["--out", str(out), "--pin", pin.name])
-    return next(out.glob("*.whl"))
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pin], Path]:
+    """Builds a pin's overlay wheel as a release does, once."""
+
+    @cache
+    def build(pin: Pin) -> Path:
+        out = tmp_path_factory.mktemp("dist")
+        build_wheel(["--out", str(out), "--pin", pin.name])
+        return next(out.glob("*.whl"))
+
+    return build
 
 
 @pytest.fixture(scope="session")
-def environment(pin: Pin, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def wheel(pin: Pin, builder: Callable[[Pin], Path]) -> Path:
+    """The overlay wheel."""
+    return builder(pin)
+
+
+@pytest.fixture(scope="session")
+def maker(
+    builder: Callable[[Pin], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Pin], Environment]:
+    """Makes the environment with a pin's overlay, once."""
+
+    @cache
+    def make(pin: Pin) -> Environment:
+        root = tmp_path_factory.mktemp("overlay") / "env"
+        environment = make_environment(root, builder(pin), pin=pin)
+        environment.pip("install", "click", "rich", "unidiff", "GitPython", "psutil")
+        return environment
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def environment(pin: Pin, maker: Callable[[Pin], Environment]) -> Environment:
     """One for all tests that leave it as it was."""
-    environment = make_environment(tmp_path_factory.mktemp("overlay") / "env", wheel, pin=pin)
-    environment.pip("install", "click", "rich", "unidiff", "GitPython", "psutil")
-    return environment
+    return maker(pin)

@@ -1,6 +1,7 @@
 import os
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,17 +53,26 @@ def python(pin: Pin) -> Python:
 
 
 @pytest.fixture(scope="session")
-def stock(series: Series, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pinned source as it is."""
-    place = tmp_path_factory.mktemp("sglang") / "stock"
-    assert source.fetch(series.pin, place, lambda what, done, total: None)
-    return place
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pin, bool], Path]:
+    """Lays a pin's source out, with the whole series or as it is, once."""
+
+    @cache
+    def lay_out(pin: Pin, patched: bool) -> Path:
+        place = tmp_path_factory.mktemp("sglang") / ("patched" if patched else "stock")
+        assert source.fetch(pin, place, lambda what, done, total: None)
+        assert not patched or main(["apply", "--sglang-dir", str(place)]) == 0
+        return place
+
+    return lay_out
 
 
 @pytest.fixture(scope="session")
-def patched(series: Series, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stock(pin: Pin, trees: Callable[[Pin, bool], Path]) -> Path:
+    """The pinned source as it is."""
+    return trees(pin, False)
+
+
+@pytest.fixture(scope="session")
+def patched(pin: Pin, trees: Callable[[Pin, bool], Path]) -> Path:
     """The pinned source with the whole series."""
-    place = tmp_path_factory.mktemp("sglang") / "patched"
-    assert source.fetch(series.pin, place, lambda what, done, total: None)
-    assert main(["apply", "--sglang-dir", str(place)]) == 0
-    return place
+    return trees(pin, True)
