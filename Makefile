@@ -27,6 +27,7 @@ lint: .venv/tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows ci/workflows/*.yml
+	$(BIN)/shellcheck .ci/run ci/jobs/*.sh ci/gpu/multi.sh
 	$(BIN)/zizmor --quiet --offline --no-progress --config ci/zizmor.yml ci/workflows/*.yml
 	$(BIN)/sglang-overlay lint
 	$(BIN)/sglang-overlay export --check

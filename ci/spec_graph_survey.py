@@ -28,6 +28,8 @@ SUBJECTS: tuple[tuple[str, str, bool], ...] = (  # label, --attention-backend, l
     *(
         ("trtllm_mha", "trtllm_mha", False),
         ("trtllm_mla", "trtllm_mla", True),
+        ("flashmla", "flashmla", True),
+        ("cutedsl_mla", "cutedsl_mla", True),
         ("dsa", "dsa", True),
     ),
     *(
@@ -40,7 +42,19 @@ SUBJECTS: tuple[tuple[str, str, bool], ...] = (  # label, --attention-backend, l
         ("torch_native", "torch_native", False),
         ("flex_attention", "flex_attention", False),
     ),
+    *(
+        ("qsa", "qsa", False),
+        ("hpc_ops", "hpc_ops", False),
+        ("llada2_cfg_flashinfer", "llada2_cfg_flashinfer", False),
+    ),
+    *(
+        ("minicpm_flashattn", "minicpm_flashattn", False),
+        ("minicpm_flashinfer", "minicpm_flashinfer", False),
+    ),
 )
+#: Choices of ``--attention-backend`` that have no row of their own.
+ALIASES = frozenset({"nsa", "compressed", "tokenspeed_mla"})
+ELSEWHERE = frozenset({"aiter", "wave", "intel_amx", "ascend", "intel_xpu"})  # no NVIDIA GPU
 STEPS = {
     "draft": "create_decode_backend",
     "verify": "",
@@ -52,6 +66,7 @@ REGISTRY = "srt.layers.attention.attention_registry"
 FACTORY = "srt.speculative.draft_utils"
 WORKER = "srt.speculative.eagle_worker_v2"
 HOOK = "srt.arg_groups.attention_hook"
+CHOICES = "srt.arg_groups.choices"
 Node = TypeVar("Node", bound=ast.AST)
 Class = tuple[str, ast.ClassDef]  # its module, its definition
 
@@ -82,6 +97,12 @@ def _truth(test: ast.expr, mla: bool) -> bool | None:
             return decisive if decisive in truths else None if None in truths else not decisive
         case ast.Attribute(attr="use_mla_backend"):
             return mla
+        case ast.Compare(
+            left=ast.Attribute(attr="speculative_algorithm"),
+            ops=[ast.Is() | ast.IsNot() as asked],
+            comparators=[ast.Constant(None)],
+        ):
+            return isinstance(asked, ast.IsNot)
         case ast.Call(func=ast.Name(id=name), args=[]) | ast.Name(id=name) if name in SM120:
             return bool(SM120[name])
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Constant(v)]) if (
@@ -267,6 +288,15 @@ class _Source:
         return "eager", f"{cls[1].name} is not on graph_supported_backend_types", self.where(*cls)
 
 
+def choices(sglang_dir: Path) -> set[str]:
+    """The values of ``--attention-backend``, as the source lists them."""
+    for node in _Source(sglang_dir).tree(CHOICES).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("ATTENTION_BACKEND_CHOICES")], value=value):
+                return set(ast.literal_eval(value))
+    raise SurveyError("ATTENTION_BACKEND_CHOICES is gone")
+
+
 def survey(sglang_dir: Path) -> list[Row]:
     """Every backend and pass of the source below ``sglang_dir``. Raises ``SurveyError``."""
     source, rows = _Source(sglang_dir), list[Row]()
@@ -280,7 +310,7 @@ def survey(sglang_dir: Path) -> list[Row]:
 
 
 def markdown(stock: list[Row], patched: list[Row]) -> str:
-    """The table of ``docs/eagle-graphs.md``: what stock gives, and what the patches change."""
+    """The table of the README: what stock gives, and what the patches change."""
     lines = ["| backend | " + " | ".join(STEPS) + " |", "| --- |" + " --- |" * len(STEPS)]
     verdicts = {(row.backend, row.step): row.verdict for row in patched}
     cells: dict[str, list[str]] = {}

@@ -47,8 +47,8 @@ FA2, SPLIT, MEMORY = {"FORCE_FA2": "1"}, {"HOOK_SPLIT": "1"}, {"HOOK_MEMORY": "1
 TRITON, NOSPEC = {"attention_backend": "triton"}, dict.fromkeys(SPECULATION)
 #: So many layers that the GPU bounds a cycle, not the host. Speed asks nothing of the weights.
 DEEP = {"load_format": "dummy", "json_model_override_args": '{"num_hidden_layers": 48}'}
-#: Two ranks. What one of them is given shows whether the report tells ranks apart.
-TP2 = {"tp_size": 2, "worker_env": ["NCCL_DEBUG=VERSION", "NCCL_DEBUG@tp1=WARN"]}
+#: Several ranks (--tp). What one of them is given shows whether the report tells ranks apart.
+TP = {"worker_env": ["NCCL_DEBUG=VERSION", "NCCL_DEBUG@tp1=WARN"]}
 FUSION = "flashinfer_allreduce_fusion_backend"
 #: name: (what is done, engine arguments that differ, environment)
 CASES = {
@@ -65,15 +65,23 @@ CASES = {
     "split-triton": ("speed", TRITON, SPLIT),
     "graph": ("accept", {}, SHADOW),
     "eager": ("accept", {}, EAGER | TRACE),
+    # SHADOW writes the eager pass's KV before each graph; these have the graph's own alone.
+    "graph-alone": ("accept", {}, TRACE),
+    "graph-alone-fa2": ("accept", {}, TRACE | FA2),
     "graph-fa2": ("accept", {}, SHADOW | FA2),
     "eager-fa2": ("accept", {}, EAGER | TRACE | FA2),
     "graph-fp8": ("accept", {"kv_cache_dtype": "fp8_e4m3"}, SHADOW),
     "graph-frspec": ("accept", {"speculative_token_map": "hot.pt"}, SHADOW),
     "churn": ("churn", {}, SHADOW),
     "soak": ("soak", {}, MEMORY),
-    "tp2": ("both", TP2 | {"enforce_disable_flashinfer_allreduce_fusion": True}, {}),
-    "tp2-trtllm": ("both", TP2 | {FUSION: "trtllm"}, {}),
-    "tp2-measured": ("both", TP2 | {FUSION: "measured"}, {}),
+    "tp": ("both", TP | {"enforce_disable_flashinfer_allreduce_fusion": True}, {}),
+    "tp-trtllm": ("both", TP | {FUSION: "trtllm"}, {}),
+    "tp-measured": ("both", TP | {FUSION: "measured"}, {}),
+    **{
+        # After tp-measured, whose table chose the fused kernel for some rows.
+        f"tp-fail-{stage}": ("both", TP | {FUSION: "measured"}, {"HOOK_FAIL": stage})
+        for stage in ("preflight", "build", "self-test")
+    },
     "refuse": ("refuse", {"speculative_require_cuda_graph": True}, EAGER),
 }
 #: What the hook writes when it did what it was told.
@@ -82,6 +90,7 @@ HOOKS = {
     "HOOK_TRACE": "trace.pkl",
     "HOOK_SPLIT": "split.json",
     "HOOK_MEMORY": "memory.jsonl",
+    "HOOK_FAIL": "failed",
 }
 #: Prompt lengths at and around a page of 64; 3 requests are padded to 4; 16 is the largest graph.
 BATCHES = {
@@ -161,8 +170,14 @@ def churn(engine, tokens):
             )
         )
         if number % 4 == 3:
-            await asyncio.sleep(0.2)
-            engine.tokenizer_manager.abort_request(rid=f"c-{number}")
+            rid = f"c-{number}"
+            # Not before it decodes: an abort in the queue meets no verify pass.
+            while rid in engine.tokenizer_manager.rid_to_state:
+                state = engine.tokenizer_manager.rid_to_state[rid]
+                if len(state.output_ids) >= 20:
+                    engine.tokenizer_manager.abort_request(rid=rid)
+                    break
+                await asyncio.sleep(0.01)
         return len((await task)["output_ids"])
 
     async def every():
@@ -211,6 +226,8 @@ def run(name, options):
     shutil.copy(HERE / "hook.py", out / "sitecustomize.py")
     engine = {k: v for k, v in (ENGINE | differing).items() if v is not None}
     engine |= {"model_path": str(options.model), "kind": kind, "tokens": options.tokens}
+    if name.partition("-")[0] == "tp":
+        engine["tp_size"] = options.tp
     if "speculative_token_map" in engine:
         engine["speculative_token_map"] = str(options.model / "hot.pt")
     path = os.pathsep.join([str(out), os.environ.get("PYTHONPATH", "")])
@@ -257,7 +274,8 @@ def report(name, kind, code, text, out):
         result(case=name, host_ms_a_cycle=json.loads((out / "split.json").read_text()))
     if (out / "memory.jsonl").exists():
         lines = [json.loads(line) for line in (out / "memory.jsonl").read_text().splitlines()]
-        result(case=name, memory=[lines[0], *lines[len(lines) // 4 :: len(lines) // 4]])
+        quarter = max(len(lines) // 4, 1)
+        result(case=name, memory=[lines[0], *lines[quarter::quarter]])
     if (out / "shadow.jsonl").exists():
         shadow(name, out / "shadow.jsonl")
     return None
@@ -359,6 +377,7 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("/tmp/eagle-graphs"))
     parser.add_argument("--model", type=Path, default=Path("/tmp/models/dsv3-mtp"))
     parser.add_argument("--tokens", type=int, default=512, help="new tokens a request")
+    parser.add_argument("--tp", type=int, default=2, help="ranks of the cases tp...")
     parser.add_argument("--timeout", type=int, default=280, help="seconds for one case")
     parser.add_argument("--budget", type=int, default=470, help="start no case after these seconds")
     options = parser.parse_args()

@@ -4,7 +4,8 @@ Environment: HOOK_OUT (where to write), and what to do: HOOK_TRACE=1 keeps draft
 states and accept lengths of each cycle; HOOK_SHADOW=1 also runs the eager draft-extend before
 each graph, on the same inputs, and compares; HOOK_SPLIT=1 times the parts of a cycle on the
 host; HOOK_MEMORY=1 writes down the scheduler's memory now and then; FORCE_FA2=1 has FlashInfer
-MLA use the kernels that SM120 uses.
+MLA use the kernels that SM120 uses; HOOK_FAIL=preflight, build or self-test has the last rank's
+bring-up of the fused all-reduce fail there.
 """
 
 import importlib.abc
@@ -29,6 +30,28 @@ def force_fa2(module):
     stock = module.BatchMLAPagedAttentionWrapper
     module.BatchMLAPagedAttentionWrapper = lambda *a, **k: stock(*a, **{**k, "backend": "fa2"})
     print("HOOK fa2 is forced", flush=True)
+
+
+def fail_on_the_last_rank(module):
+    import torch.distributed as dist
+
+    stage = os.environ["HOOK_FAIL"]
+    owner, name = {
+        "preflight": (module, "device_facts"),
+        "build": (module, "module_objection"),
+        "self-test": (module.SelfTest, "_close"),
+    }[stage]
+    stock = getattr(owner, name)
+
+    def failing(*args):
+        if dist.get_rank() < dist.get_world_size() - 1:
+            return stock(*args)
+        (OUT / "failed").touch()
+        if stage == "self-test":
+            return False  # a wrong number
+        raise RuntimeError(f"made to fail at {stage}")
+
+    setattr(owner, name, failing)
 
 
 def trace_worker(module):
@@ -212,6 +235,7 @@ def patch(module, function, *, when):
 
 
 patch(f"{ATTENTION}.flashinfer_mla_backend", force_fa2, when=on("FORCE_FA2"))
+patch("layers.flashinfer_fusion_bringup", fail_on_the_last_rank, when="HOOK_FAIL" in os.environ)
 patch("speculative.eagle_worker_v2", trace_worker, when=on("HOOK_TRACE"))
 patch("speculative.eagle_worker_v2", split_worker, when=on("HOOK_SPLIT"))
 patch("managers.scheduler", lambda m: SPLIT.cycle(m.Scheduler), when=on("HOOK_SPLIT"))

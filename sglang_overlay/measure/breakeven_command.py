@@ -169,7 +169,8 @@ def _speculative(session: Session) -> dict[str, Any]:
     arguments = session.context.get("arguments", {})
     found["steps"] = arguments.get("speculative_num_steps")
     if histograms and arguments.get("speculative_eagle_topk", 1) == 1:
-        size = max(map(len, histograms))
+        # The server's list ends at the longest run of right drafts: those beyond never were.
+        size = max(*map(len, histograms), (found["steps"] or 1) + 1)
         counts = [sum(h[n] for h in histograms if n < len(h)) for n in range(size)]
         found["acceptance"] = Acceptance(length, from_histogram(counts).rates)
     if session.breakdown:

@@ -195,7 +195,7 @@ class Campaign:
             return f"; no profile: {error.message}"
         if not split.gpu:
             return "; no profile: no GPU in the trace"
-        self.store.explain(session.key, split.breakdown(taken.cycle_ms))
+        self.store.explain(session.key, split.breakdown(taken.cycle_ms or None))
         return ""
 
     def _failed(self, experiment: Experiment, url: str, failure: str) -> Session:

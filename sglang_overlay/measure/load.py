@@ -18,6 +18,7 @@ from .runs import Protocol, Run
 _MODULE = "sglang.benchmark.serving"  # `sglang.bench_serving` before 0.5.12
 _BACKENDS = {"native": "sglang", "openai": "sglang-oai", "chat": "sglang-oai-chat"}
 _SHORTEST = 4  # new tokens; the benchmark's own bound
+_START, _STEP = 600.0, 1.0  # seconds that the benchmark has, and more for each new token
 
 
 def check(python: Path | None, protocol: Protocol, prompts: Sequence[Prompt]) -> None:
@@ -59,20 +60,28 @@ def measure(
 
     The server's caches are flushed first, which also sets its counters of accepted tokens to
     zero, so the accept length is this run's own. Times to the first token and between tokens
-    are over all requests. Raises ``EnvironmentFailure`` when a request failed.
+    are over all requests. Raises ``EnvironmentFailure`` when a request failed, or when the
+    benchmark has no end.
     """
+    limit = _START + _STEP * protocol.tokens
     with tempfile.TemporaryDirectory() as folder:
         dataset, out = Path(folder, "prompts.jsonl"), Path(folder, "result.jsonl")
         chosen = islice(cycle(prompts), protocol.concurrency)
         rows = ({"conversations": [{"value": p}, {"value": "An answer."}]} for p in chosen)
         dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        done = subprocess.run(
-            [python or sys.executable, "-m", _MODULE, *_arguments(url, protocol, dataset, out)],
-            env=os.environ | ({"OPENAI_API_KEY": key} if key else {}),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [python or sys.executable, "-m", _MODULE, *_arguments(url, protocol, dataset, out)],
+                env=os.environ | ({"OPENAI_API_KEY": key} if key else {}),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentFailure(
+                f"{_MODULE}: no end after {limit:.0f} s", "read the server's log"
+            ) from error
         if done.returncode != 0 or not out.is_file():
             lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
             reason = lines[-1] if lines else f"exit {done.returncode}"

@@ -16,7 +16,7 @@ from ..options import options
 from ..patchset.errors import EnvironmentFailure, PatchsetError, Usage
 from . import stream
 from .kernels import ALL_REDUCE
-from .runs import open_store
+from .runs import Protocol, open_store
 from .split import Split, split
 from .trace import Progress, cycles, is_whole, read
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     import httpx
 
 STEPS = 16
-_WARM = 8  # cycles before anything is timed
+_PACE = 64  # cycles that are timed without the profiler, if no draft is accepted
+_WARM = 8  # tokens before the window
 _SPARE = 100  # cycles more, since the server decodes on while it is told to start
+_PROMPT = [7 * n % 90 + 5 for n in range(30)]
 _PATIENCE = 120.0  # seconds for ranks that still write after the request's end
 
 
@@ -34,7 +36,7 @@ class Capture:
     """What one window left: a trace of each rank, rank 0 first, and the speed just before."""
 
     traces: tuple[Path, ...]
-    cycle_ms: float  # a cycle, or a decode step, without the profiler
+    cycle_ms: float  # a cycle, or a decode step, without the profiler; 0 where unknown
 
 
 def capture(
@@ -54,23 +56,21 @@ def capture(
         if "model_path" not in info:
             raise Usage(f"{client.base_url}/server_info: not an SGLang server's answer")
         width = info.get("speculative_num_draft_tokens") or 1
-        total = _WARM + 2 * steps + _SPARE
+        cycle_ms = _pace(client, _PACE * width, tell)
+        total = (_WARM + steps + _SPARE) * width
         name = f"overlay-{time.time_ns()}"
         ranks = _ranks(info)
-        pace: list[tuple[int, float]] = []
         found: list[Path] = []
         started = opened = False
         try:
-            for done in _generate(client, total * width):
-                tell("decoding", min(done, total), total)
+            for done in _generate(client, total):
+                tell("decoding", done, total)
                 if not started and done >= _WARM:
-                    pace.append((done, time.perf_counter()))
-                if not started and done >= _WARM + steps:
                     started = opened = True
                     _control(client, "/start_profile", _window(out, name, steps))
             if not started:
                 raise EnvironmentFailure(
-                    f"{client.base_url}: the request ended before {_WARM + steps} cycles"
+                    f"{client.base_url}: the request ended before {_WARM} tokens"
                 )
             if not any(out.glob(f"{name}-*")):
                 _close(client)  # the request was over before the window
@@ -81,8 +81,25 @@ def capture(
         finally:
             if opened:
                 _close(client)
-    (first, begun), (last, ended) = pace[0], pace[-1]
-    return Capture(tuple(found), round((ended - begun) * 1e3 / max(last - first, 1), 3))
+    return Capture(tuple(found), cycle_ms)
+
+
+def _pace(client: "httpx.Client", tokens: int, tell: Progress) -> float:
+    """Milliseconds of a cycle, as ``bench`` counts them: SGLang tells the number of verify
+    cycles with a request's last event alone. The first of two requests warms up."""
+    times = [
+        stream.ask(
+            client,
+            Protocol(tokens=count),
+            _PROMPT,
+            "",
+            0,
+            warmup,
+            lambda done, count=count: tell("without the profiler", done, count),  # type: ignore[misc]
+        ).cycle_ms
+        for count, warmup in ((_WARM, True), (tokens, False))
+    ]
+    return round(times[-1] or 0.0, 3)
 
 
 def _window(out: Path, name: str, steps: int) -> dict[str, Any]:
@@ -103,9 +120,9 @@ def _ranks(info: dict[str, Any]) -> int:
 
 
 def _generate(client: "httpx.Client", tokens: int) -> Iterator[int]:
-    """Make one streamed request; yields the verify cycles so far, tokens where there are none."""
+    """Make one streamed request; yields the tokens so far."""
     body = {
-        "input_ids": [7 * n % 90 + 5 for n in range(30)],
+        "input_ids": _PROMPT,
         "sampling_params": {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True},
         "stream": True,
     }
@@ -116,8 +133,7 @@ def _generate(client: "httpx.Client", tokens: int) -> Iterator[int]:
         for _, line in stream.lines_of(answer):
             if line.startswith(b"data: {"):
                 event = stream.event_of(client, "/generate", line.removeprefix(b"data: "))
-                meta = event["meta_info"]
-                yield meta.get("spec_verify_ct") or meta["completion_tokens"]
+                yield event["meta_info"]["completion_tokens"]
 
 
 def _control(client: "httpx.Client", path: str, body: dict[str, Any]) -> None:

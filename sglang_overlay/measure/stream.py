@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -95,7 +96,8 @@ def ask(
                 lines.append((at, line))
                 if protocol.stream and at - shown > _EVERY and line.startswith(b"data: {"):
                     shown = at
-                    progress(_tokens(json.loads(line[6:])) or 0)
+                    with suppress(ValueError):  # what is wrong with it is said at the end
+                        progress(_tokens(json.loads(line[6:])) or 0)
         end = perf_counter()
     except httpx.HTTPError as error:
         if lines:

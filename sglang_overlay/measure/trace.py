@@ -84,13 +84,13 @@ def read(path: Path, progress: Progress = lambda what, done, total: None) -> lis
                 pieces.append(piece)
                 progress(f"reading {path.name}", raw.tell(), total)
         events = json.loads(b"".join(pieces))["traceEvents"]
+        return [event for event in events if event.get("ph") == "X"]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise Usage(f"{path}: the file is cut off or damaged", "take the trace again") from error
     except OSError as error:
         raise Usage(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Usage(f"{path}: not a trace of torch.profiler") from error
-    return [event for event in events if event.get("ph") == "X"]
 
 
 def is_whole(path: Path) -> bool:
@@ -145,7 +145,7 @@ def _cut(
     starts = [start for start, _ in batches]
     work: list[list[Work]] = [[] for _ in batches]
     for event in gpu:
-        called, graph = launches.get(event["args"].get("correlation"), (None, False))
+        called, graph = launches.get(event.get("args", {}).get("correlation"), (None, False))
         place = -1 if called is None else bisect_right(starts, called) - 1
         if called is not None and place >= 0:
             end = event["ts"] + event["dur"]

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 INFO = {"model_path": "a/model", "version": "0.5.23", "speculative_algorithm": "EAGLE3"}
-#: What a request meets, in turn: ok, a status, cut (in mid-stream), error (in the stream) ...
+#: What a request meets, in turn: ok, a status, cut (in mid-stream), error, garbled (in it) ...
 Plan = Sequence[str]
 
 
@@ -54,6 +54,8 @@ class _Handler(BaseHTTPRequestHandler):
         lines = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode() for event in events]
         if what == "error":
             lines[1:] = [b'data: {"error": {"message": "out of memory"}}\n\n']
+        if what == "garbled":
+            lines[1:2] = [b'data: {"meta_info": \n\n']
         if what != "endless":
             lines.append(b"data: [DONE]\n\n")
         if what == "short":

@@ -1,6 +1,7 @@
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from sglang_overlay.measure.breakeven import (
     from_positions,
     targets,
 )
+from sglang_overlay.measure.breakeven_command import case_of
 from sglang_overlay.measure.runs import Breakdown, open_store
 
 from .test_store import make
@@ -193,3 +195,27 @@ def test_the_plot_is_an_svg_that_holds_the_answer(
     assert main(["breakeven", *_SHORT, "--plot", str(tmp_path / "plot.nothing")]) == 2
     assert "not supported" in capsys.readouterr().err
     assert main(["breakeven", *_SHORT, "--plot", str(tmp_path / "no/plot.svg")]) == 4
+
+
+@pytest.mark.parametrize(
+    ("histogram", "rates"),
+    [
+        ((2048,), (0.0, 0.0, 0.0)),  # no draft was ever right
+        ((1000, 1000), (0.5, 0.0, 0.0)),
+        ((300, 400, 200, 100), (0.7, 3 / 7, 1 / 3)),
+    ],
+)
+def test_drafts_that_were_never_right_stand_in_no_histogram(
+    histogram: tuple[int, ...], rates: tuple[float, ...]
+) -> None:
+    length = sum((n + 1) * count for n, count in enumerate(histogram)) / sum(histogram)
+    arguments = {"speculative_num_steps": 3, "speculative_eagle_topk": 1}
+    parts = Breakdown(9, {"draft": 2.0, "verify": 10.0, "extend": 1.0, "host": 1.0})
+    context = {"arguments": arguments}
+    session = make("eagle", accept=(length,) * 5, context=context, breakdown=parts)
+    session = replace(
+        session, runs=tuple(replace(run, histogram=histogram) for run in session.runs)
+    )
+    found = case_of(session, 12.0)
+    assert found.acceptance.rates == pytest.approx(rates)
+    assert found.with_steps(3).acceptance.length == pytest.approx(found.acceptance.length)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from sglang_overlay.cli import main
-from sglang_overlay.measure import bench
+from sglang_overlay.measure import bench, load
 from sglang_overlay.measure.runs import Protocol, open_store
 from sglang_overlay.measure.stream import Chunk, intervals
+from sglang_overlay.patchset.errors import EnvironmentFailure
 
 from .failing import INFO, event, serving
 
@@ -27,11 +28,17 @@ def _bench(url: str, store: Path, *more: str) -> int:
         ("cut", "the stream was cut off after 2 events"),
         ("endless", "the stream was cut off after 6 events (no end mark)"),
         ("error", "out of memory"),
+        ("garbled", "no JSON: "),
     ],
 )
 def test_a_server_that_fails_in_mid_run_leaves_the_runs_before(
-    plan: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("sglang_overlay.measure.stream._EVERY", 0.0)  # progress at every event
     store = tmp_path / "b.sqlite"
     with serving("ok", "ok", "ok", plan) as (url, _):
         assert _bench(url, store, "--json") == 4
@@ -200,3 +207,16 @@ def test_what_answers_but_is_no_sglang_is_refused(
         server.pages["/server_info"] = {"name": "another server"}
         assert _bench(url, tmp_path / "b.sqlite") == 2
     assert "not an SGLang server's answer" in capsys.readouterr().err
+
+
+def test_a_benchmark_without_an_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = tmp_path / "python"
+    endless.write_text("#!/bin/sh\nexec sleep 60\n")
+    endless.chmod(0o755)
+    monkeypatch.setattr("sglang_overlay.measure.load._START", 0.2)
+    protocol = Protocol(tokens=4, concurrency=2)
+    monkeypatch.setattr("sglang_overlay.measure.load._STEP", 0.0)
+    with pytest.raises(EnvironmentFailure, match="no end after 0 s"):
+        load.measure("http://127.0.0.1:9", protocol, ["a"], None, endless, 1, warmup=False)

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from sglang_overlay.cli import main
+from sglang_overlay.measure import stream
 from sglang_overlay.measure.kernels import kind_of
-from sglang_overlay.measure.profile import Capture, look
-from sglang_overlay.measure.runs import Protocol, Session, open_store
+from sglang_overlay.measure.profile import Capture, _pace, look
+from sglang_overlay.measure.runs import Protocol, Run, Session, open_store
 from sglang_overlay.measure.split import Split, split
 from sglang_overlay.measure.trace import cycles, read
 
+from . import failing
 from .failing import plain, serving
 
 # One H200, SGLang 0.5.23 stock, DeepSeek-V3-like model with MTP, Triton attention, TP 1. Of the
@@ -284,7 +286,7 @@ def test_of_several_ranks_the_one_that_waits_for_nobody_is_kept(tmp_path: Path) 
     assert kept.breakdown().verify["all-reduce"] == pytest.approx(0.03)
 
 
-def packed(events: list[dict[str, Any]]) -> bytes:
+def packed(events: object) -> bytes:
     return gzip.compress(json.dumps({"traceEvents": events}).encode())
 
 
@@ -297,6 +299,8 @@ def packed(events: list[dict[str, Any]]) -> bytes:
         (b"[1, 2]", "not a trace"),
         (b"\x1f\x8b garbage", "the file is cut off"),
         (packed(eagle(6))[:-40], "the file is cut off"),
+        (packed(None), "not a trace of torch.profiler"),
+        (packed([1]), "not a trace of torch.profiler"),
         (packed([]), "no scheduler.run_batch in the trace"),
         (packed(eagle(1)), "no whole cycle in the trace"),
         (packed(eagle(3)[:-4]), "no two cycles follow each other"),
@@ -334,11 +338,12 @@ def test_a_profile_of_nothing(
     [
         (["locked"], 2, "the server wants its API key"),
         (["404"], 2, "no such endpoint"),
-        (["ok", "500", "500"], 4, "/start_profile: 500, the server failed: "),
-        (["ok", "404", "404"], 2, "/start_profile: 404, no such endpoint"),
-        (["ok", "200", "200"], 4, "no trace came to"),
+        (["ok", "ok", "ok", "500", "500"], 4, "/start_profile: 500, the server failed: "),
+        (["ok", "ok", "ok", "404", "404"], 2, "/start_profile: 404, no such endpoint"),
+        (["ok", "ok", "ok", "200", "200"], 4, "no trace came to"),
         (["error"], 4, "out of memory"),
-        (["cut"], 4, "see that the server is up"),
+        (["cut"], 4, "the stream was cut off"),
+        (["ok", "ok", "cut"], 4, "see that the server is up"),
     ],
 )
 def test_a_server_that_cannot_be_profiled(
@@ -365,4 +370,22 @@ def test_a_request_that_ends_before_the_window_is_said(
 ) -> None:
     with serving(events=lambda tokens: plain(5)) as (url, _):
         assert main(["profile", "--url", url, "--out", str(tmp_path)]) == 4
-    assert "the request ended before 24 cycles" in capsys.readouterr().err
+    assert "the request ended before 8 tokens" in capsys.readouterr().err
+
+
+def test_a_cycle_is_counted_by_the_verify_passes_that_the_last_event_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def speculating(tokens: int) -> list[dict[str, Any]]:
+        told = {"spec_verify_ct": tokens // 3, "spec_accept_length": 3.0}
+        return [*plain(tokens)[:-1], failing.event(tokens, tokens, **told)]
+
+    runs: list[Run] = []
+    ask = stream.ask
+    monkeypatch.setattr(stream, "ask", lambda *args: runs.append(ask(*args)) or runs[-1])
+    with serving(events=speculating) as (url, _), stream.connect(url) as client:
+        found = _pace(client, 192, lambda *_: None)
+    assert [run.warmup for run in runs] == [True, False]
+    first = runs[-1].ttft_ms
+    assert first is not None and runs[-1].tokens == 192
+    assert found == round((runs[-1].seconds * 1e3 - first) / 64, 3) > 0

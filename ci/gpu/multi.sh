@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Several GPUs of one host: at world = all of them, then 2.
+#   [WORLDS="8 2"] [LIMIT=600] ci/gpu/multi.sh OUT [STEP...]
+# Needs SGLang of the pin, FlashInfer and the overlay wheel. Each step has LIMIT seconds and leaves
+# its log in OUT. NVLink multicast stays off: PCIe cards have none. Exit 1 when a step failed.
+set -uo pipefail
+OUT=$(realpath -m "${1:?where the logs go}")
+shift
+cd "$(dirname "$0")" || exit 4
+mkdir -p "$OUT"
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+LIMIT=${LIMIT:-600}
+all=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
+failed=0
+
+step() { # NAME COMMAND...: what it printed goes to OUT/NAME.log, its tables and RESULT lines also here
+    local name=$1 start=$SECONDS code
+    shift
+    timeout --kill-after=5 "$LIMIT" "$@" >"$OUT/$name.log" 2>&1
+    code=$?
+    echo "STEP $name: exit $code after $((SECONDS - start)) s"
+    [ $code = 0 ] || failed=1
+    case $name in
+    doctor | bench-* | collectives-* | no-p2p-* | choice-*) cat "$OUT/$name.log" ;;
+    *) grep '^RESULT' "$OUT/$name.log" || tail -n 8 "$OUT/$name.log" ;;
+    esac
+}
+
+run() { # STEP WORLD
+    local ranks=(torchrun --nproc-per-node "$2") engines=$OUT/engines-$2
+    local engine=(python3 eagle_graphs.py --out "$engines" --tp "$2" --tokens 256 --timeout "$LIMIT")
+    case $1 in
+    doctor) step doctor sglang-overlay doctor --deep ;;
+    numbers) step "numbers-$2" "${ranks[@]}" fused_allreduce.py --check ;;
+    speed) step "speed-$2" "${ranks[@]}" fused_allreduce.py --hidden 2048 7168 ;;
+    fail)
+        for stage in preflight allocator build memory peers create self-test replay; do
+            step "fail-$stage-$2" "${ranks[@]}" fused_allreduce.py --fail $stage --dtype bfloat16
+        done
+        ;;
+    collectives) step "collectives-$2" "${ranks[@]}" -m sglang_overlay.measure.collectives ;;
+    no-p2p)
+        step "no-p2p-$2" env NCCL_P2P_DISABLE=1 \
+            "${ranks[@]}" -m sglang_overlay.measure.collectives --rows 1,3,8,16,64
+        ;;
+    choice) step "choice-$2" "${ranks[@]}" measured_choice.py ;;
+    engine)
+        step "tp-measured-$2" "${engine[@]}" tp-measured
+        step "tp-$2" "${engine[@]}" tp --equal tp tp-measured
+        grep -h -i 'all-\?reduce' "$engines/tp-measured/log"
+        sglang-overlay env --log "$engines/tp/log"
+        ;;
+    engine-trtllm) step "tp-trtllm-$2" "${engine[@]}" tp-trtllm --equal tp tp-trtllm ;;
+    engine-fail) # after engine: the table that it left names the fused kernel
+        for stage in self-test build preflight; do
+            step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --equal tp "tp-fail-$stage"
+        done
+        ;;
+    bench)
+        python3 dummy_models.py /tmp/models
+        step "bench-$2" sglang-overlay sweep h200.toml --only 'llama, no spec*' --only '*all graphs' \
+            -D tp="$2" --out "$OUT/sweep-$2"
+        ;;
+    *) echo "$1: no such step" >&2 && exit 2 ;;
+    esac
+}
+
+[ $# = 0 ] && set -- doctor numbers speed fail collectives no-p2p choice engine engine-trtllm engine-fail bench
+for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
+    for one in "$@"; do
+        [ "$one" = doctor ] && [ -e "$OUT/doctor.log" ] || run "$one" "$world"
+    done
+done
+exit $failed
