@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--draft-tokens 3]
 
 Needs the patch ``allreduce-fusion-measured`` in SGLang. Prints the table as a server logs it
-and one RESULT line: seconds until the children were ready, seconds of measuring, and whether
-a second start took the table from the cache.
+and one RESULT line: seconds of building, of opening and tuning, of measuring; MiB that the
+children held on this GPU while they built, and after they ended; and whether a second start
+took the table from the cache.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import json
 import logging
 import os
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
@@ -36,40 +36,47 @@ def main() -> None:
     os.environ["SGLANG_CACHE_DIR"] = folder[0]
     places = {name: place for name, place in PLACES.items() if name not in args.without.split(",")}
 
-    ready: list[float] = []
-    measure_rows = allreduce_calibration.Calibration._measure_rows
-
-    def timed(calibration, *rest):  # type: ignore[no-untyped-def]
-        ready.append(time.monotonic())
-        return measure_rows(calibration, *rest)
-
-    allreduce_calibration.Calibration._measure_rows = timed
-    begin = time.monotonic()
-    start(args, places, rank)
-    end = time.monotonic()
+    free = [free_mib()]
+    look_before(allreduce_calibration.Calibration, "_open", lambda: free.append(free_mib()))
+    seconds = start(args, places, rank)
+    free.append(free_mib())
     table = allreduce_choice.installed()
     allreduce_choice.install(None)
-    start(args, places, rank)
-    if rank == 0:
-        result = {
-            "name": "measured-choice",
-            "gpu": torch.cuda.get_device_name(0),
-            "world": dist.get_world_size(),
-            "ready_s": round(ready[0] - begin, 1) if ready else None,
-            "measured_s": round(end - ready[0], 1) if ready else None,
-            "rows": sorted(table.plain),
-            "left_out": table.left_out,
-            "plain": table.plain_ranges,
-            "norm": table.norm_ranges,
-            "cached": time.monotonic() - end < 5 and allreduce_choice.installed() == table,
-        }
-        print("RESULT", json.dumps(result), flush=True)
+    again = start(args, places, rank)
+    result = {
+        "name": "measured-choice",
+        "gpu": torch.cuda.get_device_name(rank),
+        "rank": rank,
+        "world": dist.get_world_size(),
+        "seconds": seconds,
+        "held_mib": [free[0] - later for later in free[1:]],
+        "rows": sorted(table.plain),
+        "left_out": table.left_out,
+        "plain": table.plain_ranges,
+        "norm": table.norm_ranges,
+        "cached": again is None and allreduce_choice.installed() == table,
+    }
+    print("RESULT", json.dumps(result), flush=True)
     dist.barrier()
 
 
-def start(args: argparse.Namespace, places: dict[str, str], rank: int) -> None:
-    """What a server does around the loading of its weights."""
-    allreduce_measured.Measurement(
+def free_mib() -> int:
+    return torch.cuda.mem_get_info()[0] >> 20
+
+
+def look_before(kind: type, name: str, look) -> None:  # type: ignore[no-untyped-def]
+    method = getattr(kind, name)
+
+    def looking(self, *args):  # type: ignore[no-untyped-def]
+        look()
+        return method(self, *args)
+
+    setattr(kind, name, looking)
+
+
+def start(args: argparse.Namespace, places: dict[str, str], rank: int) -> dict[str, float] | None:
+    """What a server does around the loading of its weights: seconds, None from a cache."""
+    measurement = allreduce_measured.Measurement(
         dist.group.WORLD,
         places,
         [name for name in ("custom", "nccl") if name in places],
@@ -80,7 +87,10 @@ def start(args: argparse.Namespace, places: dict[str, str], rank: int) -> None:
         allreduce_measured.row_counts(64, args.draft_tokens, 8),
         900.0,
         20.0,
-    ).finish()
+    )
+    measurement.finish()
+    calibration = measurement.calibration
+    return calibration and {name: round(s, 1) for name, s in calibration.seconds.items()}
 
 
 if __name__ == "__main__":

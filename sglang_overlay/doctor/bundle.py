@@ -50,7 +50,11 @@ _KEY_TAIL = re.compile(r"(?:[A-Za-z0-9+/=]+\r?\n|[A-Za-z0-9+/=\\]*)\Z")  # a bac
 
 def check(target: Path, logs: Sequence[Path]) -> None:
     """See that the archive can be written and the logs read. Raises ``Usage``."""
-    if target.exists():
+    try:
+        there = target.exists()
+    except OSError as error:
+        raise Usage(f"{target}: {error.strerror}") from error
+    if there:
         raise Usage(f"{target} is there already", "name another file")
     if not target.parent.is_dir():
         raise Usage(f"{target.parent} is no folder")

@@ -153,6 +153,10 @@ class Settings:
         env = {k: v for k, v in self.environ.items() if k.startswith("NCCL_")}
         return {**self.nccl_conf, **env}
 
+    def origin(self, name: str) -> str:
+        """Where NCCL's variable ``name`` comes from, in brackets."""
+        return f"(from {'the environment' if name in self.environ else self.nccl_conf_file})"
+
     @property
     def expandable_segments(self) -> str:
         """The variable that gives torch's allocator expandable segments, with its value."""

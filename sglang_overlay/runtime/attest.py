@@ -91,6 +91,8 @@ def check(manifest: Manifest, folders: list[str], *, imported_early: bool) -> Pa
             raise Refusal(f"{module.file} (module {name}) is not as it was built. {_REINSTALL}")
     if len(folders) != 1:
         raise Refusal(f"sglang is not one folder but {folders}. Next: leave one installed")
+    if not Path(folders[0], "__init__.py").is_file():  # as beside a checkout, editable or not
+        raise Refusal(f"{folders[0]} is no package, but hides one. Next: start in another folder")
     return _check_base(manifest, Path(folders[0]))
 
 

@@ -1,5 +1,6 @@
 /* A driver library that answers for the machine of MACHINE: "two" RTX PRO 6000 behind one
-   switch, "nvlink" for two linked H200, "old" for a driver that knows few functions, "mig". */
+   switch, "eight" on two NUMA nodes, the last at x4, "pairs" for four of which each two are
+   linked, "nvlink" for two linked H200, "old" for a driver that knows few functions, "mig". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,10 @@ int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return code == NOT_SUPPORTED ? "Not Supported" : "Failed"; }
 int nvmlSystemGetDriverVersion(char *text, u32 size) { return snprintf(text, size, "580.95.05") < 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13010; return OK; }
-int nvmlDeviceGetCount_v2(u32 *count) { *count = 2; return OK; }
+int nvmlDeviceGetCount_v2(u32 *count) {
+  *count = is("eight") ? 8 : is("pairs") ? 4 : 2;
+  return OK;
+}
 int nvmlDeviceGetHandleByIndex_v2(u32 i, void **handle) { *handle = (void *)(size_t)(i + 1); return OK; }
 int nvmlDeviceGetName(void *h, char *text, u32 size) {
   return snprintf(text, size, is("nvlink") ? "NVIDIA H200" : "NVIDIA RTX PRO 6000") < 0;
@@ -60,17 +64,22 @@ int nvmlDeviceGetCudaComputeCapability(void *h, int *major, int *minor) {
   *major = is("nvlink") ? 9 : 12; *minor = 0;
   return OK;
 }
-int nvmlDeviceGetCurrPcieLinkWidth(void *h, u32 *v) { *v = 8; return OK; }
+int nvmlDeviceGetCurrPcieLinkWidth(void *h, u32 *v) {
+  *v = !is("eight") ? 8 : index_of(h) == 7 ? 4 : 16;
+  return OK;
+}
 int nvmlDeviceGetMaxPcieLinkWidth(void *h, u32 *v) { *v = 16; return OK; }
 int nvmlDeviceGetCurrPcieLinkGeneration(void *h, u32 *v) { *v = 1; return OK; }
 int nvmlDeviceGetMaxPcieLinkGeneration(void *h, u32 *v) { *v = 5; return OK; }
 int nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, u32 *level) {
-  *level = is("nvlink") ? 50 : 10;
+  u32 size = is("eight") ? 4 : is("pairs") ? 2 : 0;  // cards of a NUMA node
+  *level = size && index_of(a) / size == index_of(b) / size ? 40 : size || is("nvlink") ? 50 : 10;
   return is("old") ? NOT_SUPPORTED : OK;
 }
 int nvmlDeviceGetP2PStatus(void *a, void *b, u32 caps, u32 *status) {
   if (is("old")) return NOT_SUPPORTED;
-  *status = caps == 2 ? (is("nvlink") ? 0 : 5) : (is("mig") ? 4 : 0);
+  int linked = is("nvlink") || (is("pairs") && index_of(a) / 2 == index_of(b) / 2);
+  *status = caps == 2 ? (linked ? 0 : 5) : (is("mig") ? 4 : 0);
   return OK;
 }
 #ifndef OLD

@@ -13,6 +13,7 @@ from sglang_overlay.doctor.facts import Copy, Facts, Unknown
 from sglang_overlay.doctor.finding import Finding, State
 from sglang_overlay.patchset.pin import patches_folder
 
+from .. import nccl_algo
 from .machine import (
     GIB,
     behind_switch,
@@ -41,6 +42,11 @@ MEASURED = "allreduce-fusion-measured"
 GRAPH = {"NCCL_GRAPH_FILE": "/opt/graph.xml"}
 
 
+def algo(value: str) -> Finding:
+    (finding,) = named(environ(WELL, NCCL_ALGO=value), "nccl-algo")
+    return finding
+
+
 def copied(facts: Facts, **changes: object) -> Facts:
     """Two cards between which real copies were made; the first came out like this."""
     good = Copy(0, 1, "right", True, 0, 5.0, 50.0)
@@ -49,6 +55,29 @@ def copied(facts: Facts, **changes: object) -> Facts:
 
 def named(facts: Facts, id: str) -> list[Finding]:
     return [finding for finding in examine(facts) if finding.id == id]
+
+
+@pytest.mark.parametrize("value", nccl_algo.FINE)
+def test_an_algorithm_that_each_collective_has_is_fine(value: str) -> None:
+    assert algo(value).state == State.OK
+
+
+@pytest.mark.parametrize(("value", "without"), nccl_algo.WITHOUT)
+def test_a_collective_without_an_algorithm_is_an_error(value: str, without: str) -> None:
+    assert algo(value).state == State.ERROR
+    assert f"leaves {without} without" in algo(value).title
+
+
+@pytest.mark.parametrize(("value", "what"), nccl_algo.REFUSED)
+def test_an_algorithm_that_nccl_refuses_is_an_error(value: str, what: str) -> None:
+    assert algo(value).state == State.ERROR
+    assert algo(value).title.startswith("NCCL refuses") and what in algo(value).title
+
+
+@pytest.mark.parametrize(("value", "_"), nccl_algo.WITHOUT + nccl_algo.REFUSED)
+def test_an_algorithm_that_is_proposed_is_one_that_works(value: str, _: str) -> None:
+    proposed = algo(value).fix.removeprefix("NCCL_ALGO=").strip("'")
+    assert proposed == "unset NCCL_ALGO" or algo(proposed).state == State.OK
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -191,12 +220,9 @@ CASES: list[tuple[str, State, Facts, str]] = [
     # NCCL
     ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="Tree"), "allreduce:tree"),
     ("nccl-algo", State.ERROR, conf(WELL, NCCL_ALGO="nvls"), "from /etc/nccl.conf"),
-    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="allreduce:tree"), "tree"),
-    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="Ring,Tree"), "Ring"),
-    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="^Tree"), "Tree"),
-    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="allreduce:ring,tree"), "ring,tree"),
-    ("nccl-algo", State.OK, environ(WELL, NCCL_ALGO="ring;allreduce:tree,nvls"), "nvls"),
     ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="Tree,NVLS"), "'allreduce:tree,nvls'"),
+    ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="^Ring"), r"NCCL_ALGO='allreduce:\^ring'"),
+    ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="PAT"), "unset NCCL_ALGO"),
     (
         "nccl-algo",
         State.ERROR,
@@ -206,9 +232,10 @@ CASES: list[tuple[str, State, Facts, str]] = [
     (
         "nccl-algo",
         State.ERROR,
-        environ(WELL, NCCL_ALGO="nvls; allreduce:ring,tree"),
-        "NCCL_ALGO='allreduce:ring,tree'",
+        environ(WELL, NCCL_ALGO="ring,tree;broadcast:tree;allreduce:tree"),
+        "NCCL_ALGO='allreduce:tree'",
     ),
+    ("nccl-algo", State.ERROR, environ(WELL, NCCL_ALGO="nvls; ring"), "refuses.*' ring'.*unset"),
     ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_DISABLE="1"), "unset NCCL_P2P_DISABLE"),
     ("nccl-p2p", State.OK, environ(WELL, NCCL_P2P_DISABLE="0"), "=0"),
     ("nccl-p2p", State.WARNING, environ(WELL, NCCL_P2P_LEVEL="LOC"), "unset NCCL_P2P_LEVEL"),
@@ -265,6 +292,8 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("all-reduce", State.WARNING, environ(fused(NO_IPC, "trtllm"), **SEGMENTS), "fused: voted out"),
     ("expandable-segments", State.ERROR, environ(TWO, **SEGMENTS), "all-reduce: custom"),
     ("expandable-segments", State.OK, environ(WELL, **SEGMENTS), "pcie-ipc"),
+    ("expandable-segments", State.OK, environ(server(TWO, cuda_graph=False), **SEGMENTS), "on"),
+    ("expandable-segments", State.OK, environ(fused(NVLINK, "auto"), **SEGMENTS), "custom v2"),
     ("expandable-segments", State.OK, environ(fused(NO_IPC, "trtllm"), **SEGMENTS), "nccl"),
     (
         "expandable-segments",

@@ -59,6 +59,8 @@ def test_without_a_driver_all_is_said_that_can_be_and_no_error_made(
         ("two", ["--", "--tp", "8"], 1, {"gpus": "error"}),
         ("mig", [], 1, {"mig": "error", "compute-mode": "error", "peer-access": "warning"}),
         ("nvlink", [], 0, {"topology": "ok", "all-reduce": "ok"}),
+        ("pairs", [], 0, {"topology": "warning", "all-reduce": "warning"}),
+        ("eight", [], 0, {"topology": "warning", "link-width": "warning", "peer-access": "ok"}),
         ("old", [], 0, {"peer-access": "ok", "all-reduce": "unknown", "bar1": "unknown"}),
     ],
 )
@@ -103,6 +105,9 @@ def test_a_secret_is_never_printed(libraries: Libraries) -> None:  # noqa: F811
         (["--bundle", "b.tar.gz", "--log", "none.log"], 2, "none.log: cannot be read"),
         (["--tp", "8"], 2, "No such option"),
         (["--html", "nowhere/page.html"], 4, "No such file"),
+        (["--bundle", f"{'b' * 300}.tar.gz"], 2, "name too long"),
+        # Listed first, and then the writing fails.
+        (["--bundle", "/proc/b.tar.gz"], 4, "/proc/b.tar.gz will hold:\n  doctor.json ("),
     ],
 )
 def test_what_cannot_be_done(

@@ -71,6 +71,23 @@ def test_two_cards_behind_a_switch(libraries: dict[str, Path]) -> None:
     }
 
 
+def test_eight_cards_on_two_numa_nodes(libraries: dict[str, Path]) -> None:
+    _, gpus, pairs = read(libraries["new"], "eight")
+    assert isinstance(gpus, list) and isinstance(pairs, list)
+    assert [gpu["width"] for gpu in gpus] == [16] * 7 + [4]
+    levels = {(pair["a"], pair["b"]): pair["level"] for pair in pairs}
+    assert len(levels) == 28
+    assert all(level == ("NODE" if a // 4 == b // 4 else "SYS") for (a, b), level in levels.items())
+    assert not any(pair["nvlink"] for pair in pairs)
+
+
+def test_cards_that_are_linked_in_pairs(libraries: dict[str, Path]) -> None:
+    _, _, pairs = read(libraries["new"], "pairs")
+    assert isinstance(pairs, list)
+    assert [(pair["a"], pair["b"]) for pair in pairs if pair["nvlink"]] == [(0, 1), (2, 3)]
+    assert [pair["level"] for pair in pairs] == ["NODE", *["SYS"] * 4, "NODE"]
+
+
 def test_cards_with_an_nvlink(libraries: dict[str, Path]) -> None:
     _, gpus, pairs = read(libraries["new"], "nvlink")
     assert pairs == [{"a": 0, "b": 1, "level": "SYS", "nvlink": True, "peer": "ok"}]

@@ -181,6 +181,11 @@ def test_one_patch_cannot_be_skipped_but_has_a_switch(
     assert switch in message
 
 
+def dependencies(environment: Environment) -> str:
+    """The folder that ``python -S`` does not find by itself."""
+    return (environment.packages / "zz_dependencies.pth").read_text().strip()
+
+
 def test_verify_proves_the_overlay_and_names_what_is_wrong(environment: Environment) -> None:
     def verify(*flags: str, **env: str) -> tuple[int, str]:
         done = environment.run(*flags, "-m", "sglang_overlay", "verify", **env)
@@ -199,17 +204,21 @@ def test_verify_proves_the_overlay_and_names_what_is_wrong(environment: Environm
     code, printed = verify(SGLANG_OVERLAY="0")
     assert code == 1
     assert "problem: SGLANG_OVERLAY=0: the overlay is switched off here" in printed
-    dependencies = (environment.packages / "zz_dependencies.pth").read_text().strip()
-    code, printed = verify("-S", PYTHONPATH=f"{environment.packages}:{dependencies}")
+    code, printed = verify("-S", PYTHONPATH=f"{environment.packages}:{dependencies(environment)}")
     assert code == 1
     assert "the hook did not start in this interpreter" in printed
 
 
 def test_verify_sees_which_running_processes_use_the_overlay(environment: Environment) -> None:
     code = "import sglang; print('ready', flush=True); input()"
-    for env, state, expected in (({}, "patched", 0), ({"SGLANG_OVERLAY": "0"}, "not patched", 1)):
+    without_site = {"PYTHONPATH": f"{environment.packages}:{dependencies(environment)}"}
+    for flag, env, state, expected in (
+        ("-u", {}, "patched", 0),
+        ("-u", {"SGLANG_OVERLAY": "0"}, "not patched", 1),
+        ("-S", without_site, "not patched", 1),
+    ):
         with subprocess.Popen(
-            [environment.python, "-c", code],
+            [environment.python, flag, "-c", code],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

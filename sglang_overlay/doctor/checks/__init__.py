@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..facts import Facts
 from ..finding import Finding
 from . import (
+    algorithm,
     all_reduce,
     cache,
     cards,
@@ -29,7 +30,14 @@ CHECKS: tuple[Check, ...] = (
     *(isolation.acs, isolation.iommu, isolation.virtual),
     *(copies.matrix, copies.speed),
     *(container.shm, container.ipc, container.memlock, container.open_files),
-    *(nccl.algorithm, nccl.peer_to_peer, nccl.graph_file, nccl.interface, nccl.names, nccl.conf),
+    *(
+        algorithm.algorithm,
+        nccl.peer_to_peer,
+        nccl.graph_file,
+        nccl.interface,
+        nccl.names,
+        nccl.conf,
+    ),
     *(all_reduce.choice, fusion.backend, all_reduce.segments, all_reduce.visible_devices),
     graphs.eagle,
     *(host.numa_balancing, host.governor, host.huge_pages),

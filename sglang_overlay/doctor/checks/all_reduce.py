@@ -89,9 +89,11 @@ def segments(facts: Facts) -> list[Finding]:
     set_by, id = facts.settings.expandable_segments, "expandable-segments"
     if not set_by:
         return [ok(id, "off")]
+    if not facts.server.cuda_graph:
+        return [ok(id, "on; without CUDA graphs every all-reduce copies into memory of its own")]
     chosen = choose(facts)
-    if chosen is not None and chosen.name == Result.MEASURED.value:
-        chosen = _usual(facts)  # it serves what was not measured
+    if chosen is not None and chosen.name in (Result.FUSED.value, Result.MEASURED.value):
+        chosen = _usual(facts)  # it serves what those do not; their buffers are their own
     if chosen is None:
         return [
             unknown(

@@ -14,29 +14,6 @@ _READ_BY_OTHERS = re.compile(
 )
 
 
-def algorithm(facts: Facts) -> list[Finding]:
-    """``NCCL_ALGO`` leaves each collective an algorithm that it has."""
-    value = facts.settings.nccl.get("NCCL_ALGO", "")
-    parts = [part for part in value.replace(" ", "").lower().split(";") if part]
-    bare = [part for part in parts if ":" not in part]  # for every collective that is not named
-    forced = [part for part in bare if part[0] != "^" and "ring" not in part.split(",")]
-    if not forced:
-        return [ok("nccl-algo", value or "NCCL chooses")]
-    kept = [part for part in parts if ":" in part]
-    if not any(part.startswith("allreduce:") for part in kept):
-        kept.insert(0, f"allreduce:{forced[0]}")
-    return [
-        error(
-            "nccl-algo",
-            f"NCCL_ALGO={value} is forced on every collective",
-            _origin(facts, "NCCL_ALGO"),
-            "all-gather and broadcast have no such algorithm: the server dies with 'no "
-            "algorithm/protocol available', mostly while it captures CUDA graphs",
-            f"NCCL_ALGO='{';'.join(kept)}'",
-        )
-    ]
-
-
 def peer_to_peer(facts: Facts) -> list[Finding]:
     """Peer-to-peer is not switched off by a left-over variable."""
     value = facts.settings.nccl.get("NCCL_P2P_DISABLE", "")
@@ -49,7 +26,7 @@ def peer_to_peer(facts: Facts) -> list[Finding]:
         warning(
             "nccl-p2p",
             "NCCL may not copy from card to card",
-            f"{text} {_origin(facts, name)}",
+            f"{text} {facts.settings.origin(name)}",
             "all traffic goes through host memory; it hides a broken peer path (iommu, acs) that "
             "is better mended",
             f"unset {name}; or limit it: NCCL_P2P_LEVEL=SYS, PHB or PIX",
@@ -69,7 +46,7 @@ def graph_file(facts: Facts) -> list[Finding]:
         error(
             "nccl-graph-file",
             f"NCCL_GRAPH_FILE {problem}",
-            f"{path} {_origin(facts, 'NCCL_GRAPH_FILE')}",
+            f"{path} {facts.settings.origin('NCCL_GRAPH_FILE')}",
             "NCCL takes the file as it is: 'dev not found' at start, or rings of another machine",
             "unset NCCL_GRAPH_FILE, also in /etc/nccl.conf and ~/.nccl.conf; it is for "
             "experiments, and NCCL_GRAPH_DUMP_FILE writes it anew",
@@ -95,7 +72,7 @@ def interface(facts: Facts) -> list[Finding]:
         error(
             "nccl-interface",
             f"no interface fits NCCL_SOCKET_IFNAME={value}",
-            f"there is {', '.join(have)} {_origin(facts, 'NCCL_SOCKET_IFNAME')}",
+            f"there is {', '.join(have)} {facts.settings.origin('NCCL_SOCKET_IFNAME')}",
             "the ranks cannot meet: NCCL fails at start, on one machine as well",
             "unset NCCL_SOCKET_IFNAME",
         )
@@ -119,7 +96,7 @@ def names(facts: Facts) -> list[Finding]:
         warning(
             "nccl-names",
             f"NCCL knows no {', '.join(wrong)}",
-            f"the installed libnccl was searched for its names {_origin(facts, wrong[0])}",
+            f"the installed libnccl was searched for its names {facts.settings.origin(wrong[0])}",
             "such a setting does nothing, in silence",
             "; ".join(f"{n}: did you mean {m[0]}?" if m else f"unset {n}" for n, m in meant.items())
             + " (a plugin may read names of its own)",
@@ -142,12 +119,6 @@ def conf(facts: Facts) -> list[Finding]:
             f"look through {facts.settings.nccl_conf_file}",
         )
     ]
-
-
-def _origin(facts: Facts, name: str) -> str:
-    if name in facts.settings.environ:
-        return "(from the environment)"
-    return f"(from {facts.settings.nccl_conf_file})"
 
 
 def _graph_problem(facts: Facts, path: str) -> str:

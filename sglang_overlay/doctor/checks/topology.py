@@ -34,7 +34,7 @@ def distances(facts: Facts) -> list[Finding]:
                 "topology",
                 "peer traffic crosses NUMA nodes",
                 f"{text}; nodes: {_nodes(facts)}",
-                "the link between the sockets is the narrowest place of an 8-card all-reduce; "
+                "the link between the sockets is the narrowest place of an all-reduce across both; "
                 "NCCL's rings may cross it more often than once",
                 "keep --tp inside one node where the model fits, else use the PCIe-IPC all-reduce "
                 "(SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1), which crosses it least",
