@@ -20,7 +20,7 @@ bench-apply: .venv/tools
 	$(BIN)/python -m ci.bench_apply
 
 wheel: .venv/tools
-	$(BIN)/python -m ci.build_wheel
+	$(BIN)/python -m ci.build_wheel $(if $(PIN),--pin $(PIN))
 
 lint: .venv/tools
 	$(BIN)/ruff check .

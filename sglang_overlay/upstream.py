@@ -53,7 +53,8 @@ def export(
         return _check([choose_pin(pins, pin)] if pin else pins, as_json)
     if not name or (directory is None) == (branch is None) or (branch and not sglang_dir):
         raise Usage("give NAME DIRECTORY, or NAME --branch BRANCH --sglang-dir DIR, or --check")
-    series = load_series(choose_pin(pins, pin) if pin else pins[-1])
+    newest = _newest(pins, sglang_dir if branch else None)
+    series = load_series(choose_pin(pins, pin) if pin else newest)
     known = manifest.load(series)
     wanted = series.needed_by(series.select([name]))
     chain = [patch for patch in series.patches if patch.name in wanted]
@@ -68,6 +69,14 @@ def export(
         result |= {"branch": branch, **_branch(series, known, chain, branch, sglang_dir)}
     show.emit(result, as_json, _lines)
     return 0
+
+
+def _newest(pins: list[Pin], sglang_dir: Path | None) -> Pin:
+    """The newest pin whose tag the checkout has; the newest of all without one."""
+    if sglang_dir:
+        history = open_history(sglang_dir)
+        pins = [pin for pin in pins if history.has(f"refs/tags/{pin.name}")] or pins
+    return pins[-1]
 
 
 def _write(series: Series, chain: list[Patch], directory: Path) -> list[Path]:

@@ -15,7 +15,7 @@ def collect(
     executable: str,
     sglang_dir: Path | None,
     arguments: Sequence[str],
-    pin: str,
+    pins: tuple[str, ...],
     deep: bool,
     say: Say,
 ) -> Facts:
@@ -35,7 +35,7 @@ def collect(
         settings=settings.read_settings(os.environ, home),
         cache=cache.read_cache(os.environ, home),
         server=server.read_server(arguments),
-        pin=pin,
+        pins=pins,
     )
     facts = only_visible(facts)
     say(f"{executable} and its torch")

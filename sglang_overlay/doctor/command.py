@@ -54,8 +54,8 @@ def doctor(
     if bundle:
         bundles.check(bundle, logs)
     say = _quiet if as_json else _say
-    pin = load_pins(patches_folder())[-1].version
-    facts = collect(python or sys.executable, sglang_dir, arguments, pin, deep, say)
+    pins = tuple(pin.version for pin in load_pins(patches_folder()))
+    facts = collect(python or sys.executable, sglang_dir, arguments, pins, deep, say)
     findings = examine(facts)
     result = as_result(facts, findings)
     show.emit(result, as_json, print_findings)

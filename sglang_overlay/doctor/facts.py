@@ -232,7 +232,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known. ``copies`` is ``None`` without ``--deep``."""
+    """All that is known. ``copies`` is ``None`` without ``--deep``; the newest pin is last."""
 
     driver: Maybe[Driver] = _UNREAD
     gpus: Maybe[tuple[Gpu, ...]] = _UNREAD
@@ -244,7 +244,14 @@ class Facts:
     cache: Maybe[Cache] = _UNREAD
     server: Server = Server()
     copies: Maybe[tuple[Copy, ...]] | None = None
-    pin: str = ""
+    pins: tuple[str, ...] = ()
+
+    @property
+    def pin(self) -> str:
+        """The pin that the installed SGLang is, the newest where it is none."""
+        versions = {} if isinstance(self.python, Unknown) else self.python.versions
+        have = versions.get("sglang", "").partition("+")[0]
+        return have if have in self.pins else self.pins[-1]
 
     @property
     def cards(self) -> tuple[Gpu, ...]:

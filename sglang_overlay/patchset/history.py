@@ -54,6 +54,10 @@ class History(Checkout):
         except GitFailed:
             raise Usage(f"{self.top}: no commit {revision}") from None
 
+    def has(self, ref: str) -> bool:
+        """Whether there is this ``ref``, by its full name."""
+        return bool(self._run("for-each-ref", "--count=1", ref))
+
     def stands_on(self, tag: str) -> bool:
         """Whether there is a ``tag`` and HEAD is it or comes after it."""
         try:

@@ -110,11 +110,12 @@ def observe(tree: Tree, series: Series, manifest: Manifest) -> TreeState:
 def recognise(tree: Tree, pins: list[Pin], load: Callable[[Pin], TreeState]) -> TreeState:
     """The state of ``tree`` under the pin that it is of.
 
-    The version that the tree names decides; a checkout names none, and then the pin
-    with the most known blobs does. Raises ``Usage`` when there is no such pin.
+    The version that the tree names decides; a checkout names none, and then the share of
+    known blobs does, of equals the newest: pins have many files in common, so that their
+    number would favour the pin with more patches. Raises ``Usage`` when there is no such pin.
     """
     version = tree.version()
-    states = [load(pin) for pin in pins if version in (None, pin.version)]
+    states = [load(pin) for pin in pins[::-1] if version in (None, pin.version)]
     names = ", ".join(pin.name for pin in pins)
     if not states:
         raise Usage(f"{tree.top} holds SGLang {version}; there are patches for {names}")
@@ -124,9 +125,10 @@ def recognise(tree: Tree, pins: list[Pin], load: Callable[[Pin], TreeState]) -> 
     return best
 
 
-def _recognised(state: TreeState) -> int:
-    """How many files are there and hold content that we know."""
-    return sum(f.holds is not None and f.content is not None for f in state.files.values())
+def _recognised(state: TreeState) -> float:
+    """The share of files with content that we know, of those that are there or should be."""
+    known = sum(f.holds is not None and f.content is not None for f in state.files.values())
+    return known / (known + len(state.drifted)) if known else 0
 
 
 def check_known(tree: Tree, state: TreeState, paths: set[str]) -> None:

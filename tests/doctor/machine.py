@@ -96,7 +96,7 @@ def healthy(count: int = 8, **changes: Any) -> Facts:
         ),
         settings=Settings(environ={"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}),
         cache=Cache("/home/u/.cache/sglang", 500 * GIB, "ext4", True, 12, "", None),
-        pin="0.5.23",
+        pins=("0.5.22", "0.5.23"),
     )
     return replace(facts, **changes)
 

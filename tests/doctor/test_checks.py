@@ -151,7 +151,13 @@ CASES: list[tuple[str, State, Facts, str]] = [
     # software
     ("versions", State.ERROR, versions(WELL, flashinfer_python="0.7.1"), "asks for 0.7.2"),
     ("versions", State.OK, versions(WELL, torch="2.14.1+cu130"), "SGLang 0.5.23"),
-    ("versions", State.WARNING, versions(WELL, sglang="0.5.22"), "not the pin, 0.5.23"),
+    ("versions", State.OK, versions(WELL, sglang="0.5.22+local"), "SGLang 0.5.22"),
+    (
+        "versions",
+        State.WARNING,
+        versions(WELL, sglang="0.5.21"),
+        "no pin; there is 0.5.22, 0.5.23.*sglang==0.5.23",
+    ),
     ("versions", State.UNKNOWN, python(WELL, versions={}), "not installed"),
     (
         "nccl-library",
@@ -325,7 +331,19 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("eagle-graphs", State.UNKNOWN, server(WELL, attention_backend="own"), "not in the table"),
     ("eagle-graphs", State.UNKNOWN, server(WELL, algorithm="NGRAM"), "NGRAM"),
     ("eagle-graphs", State.UNKNOWN, Facts(), "doctor -- the server's arguments"),
-    ("eagle-graphs", State.OK, server(Facts(), attention_backend="triton"), "every pass"),
+    (
+        "eagle-graphs",
+        State.OK,
+        server(Facts(pins=("0.5.23",)), attention_backend="triton"),
+        "every",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        server(versions(WELL, sglang="0.5.22"), attention_backend="fa4"),
+        "fa4: draft-extend is eager",
+    ),
+    ("eagle-graphs", State.OK, server(WELL, attention_backend="fa4"), "fa4: every pass"),
     ("eagle-graphs", State.OK, WELL, "every pass in a graph, with SGLang's default backend"),
     # Kimi-K2.5 has MLA, its EAGLE-3 drafter is a small Llama
     (

@@ -49,7 +49,7 @@ def test_without_a_driver_all_is_said_that_can_be_and_no_error_made(
     unknown = [f for f in result["findings"] if f["state"] == "unknown"]
     assert {"gpus", "driver", "topology", "copies"} <= {f["id"] for f in unknown}
     assert all(f["evidence"] for f in unknown)
-    assert result["facts"]["pin"] == "0.5.23"
+    assert result["facts"]["pins"] == ["0.5.22", "0.5.23"]
 
 
 @pytest.mark.parametrize(

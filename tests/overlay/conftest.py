@@ -3,9 +3,10 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ import pytest
 
 from ci.build_wheel import main as build_wheel
 from ci.sglang_env import sglang_python
-from sglang_overlay.patchset.pin import load_pins, patches_folder
+from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.source import pinned_wheel
 
+from ..pinned.conftest import PINS
+
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
-PIN = load_pins(patches_folder())[-1]
+PIN = PINS[-1]
+#: For what is tried with each pin's overlay; without it a test is about the newest pin's.
+each_pin = pytest.mark.parametrize(
+    "pin", PINS, ids=lambda pin: pin.name, indirect=True, scope="session"
+)
 
 
 @dataclass(frozen=True)
@@ -83,27 +90,60 @@ def changed(file: Path, content: bytes | None) -> Iterator[None]:
         file.unlink(missing_ok=True) if before is None else file.write_bytes(before)
 
 
-def make_environment(root: Path, *wheels: Path) -> Environment:
-    """sglang's wheel and ``wheels`` in an environment of their own, the rest from the cache."""
+def make_environment(root: Path, *wheels: Path, pin: Pin = PIN) -> Environment:
+    """The pin's sglang and ``wheels`` in an environment of their own, the rest from the cache."""
     venv.create(root, with_pip=True)
     environment = Environment(root)
-    environment.pip("install", "--no-deps", "--no-index", pinned_wheel(PIN), *wheels)
-    dependencies = sglang_python().parents[1] / "lib" / VERSION / "site-packages"
+    environment.pip("install", "--no-deps", "--no-index", pinned_wheel(pin), *wheels)
+    dependencies = sglang_python(pin.version).parents[1] / "lib" / VERSION / "site-packages"
     (environment.packages / "zz_dependencies.pth").write_text(f"{dependencies}\n")
     return environment
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The overlay wheel, built as a release builds it."""
-    out = tmp_path_factory.mktemp("dist")
-    build_wheel(["--out", str(out)])
-    return next(out.glob("*.whl"))
+def pin(request: pytest.FixtureRequest) -> Pin:
+    """The newest pin, or the one that a test is parametrised with."""
+    pin = getattr(request, "param", PIN)
+    assert isinstance(pin, Pin)
+    return pin
 
 
 @pytest.fixture(scope="session")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pin], Path]:
+    """Builds a pin's overlay wheel as a release does, once."""
+
+    @cache
+    def build(pin: Pin) -> Path:
+        out = tmp_path_factory.mktemp("dist")
+        build_wheel(["--out", str(out), "--pin", pin.name])
+        return next(out.glob("*.whl"))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def wheel(pin: Pin, builder: Callable[[Pin], Path]) -> Path:
+    """The overlay wheel."""
+    return builder(pin)
+
+
+@pytest.fixture(scope="session")
+def maker(
+    builder: Callable[[Pin], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Pin], Environment]:
+    """Makes the environment with a pin's overlay, once."""
+
+    @cache
+    def make(pin: Pin) -> Environment:
+        root = tmp_path_factory.mktemp("overlay") / "env"
+        environment = make_environment(root, builder(pin), pin=pin)
+        environment.pip("install", "click", "rich", "unidiff", "GitPython", "psutil")
+        return environment
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def environment(pin: Pin, maker: Callable[[Pin], Environment]) -> Environment:
     """One for all tests that leave it as it was."""
-    environment = make_environment(tmp_path_factory.mktemp("overlay") / "env", wheel)
-    environment.pip("install", "click", "rich", "unidiff", "GitPython", "psutil")
-    return environment
+    return maker(pin)

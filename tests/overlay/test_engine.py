@@ -6,15 +6,17 @@ import textwrap
 from pathlib import Path
 
 from sglang_overlay.cli import main
+from sglang_overlay.patchset.pin import Pin
 
 from ..conftest import GPT2
-from .conftest import Environment
+from .conftest import Environment, each_pin
 
 
+@each_pin
 def test_every_module_loads_byte_identical_to_the_patched_checkout(
-    environment: Environment, tmp_path: Path
+    pin: Pin, environment: Environment, tmp_path: Path
 ) -> None:
-    assert main(["fetch", str(tmp_path / "tree")]) == 0
+    assert main(["fetch", str(tmp_path / "tree"), "--pin", pin.name]) == 0
     assert main(["apply", "--sglang-dir", str(tmp_path / "tree")]) == 0
     environment.pip("install", "ray")  # which some of the modules import
     modules = environment.manifest()["modules"]
@@ -30,6 +32,7 @@ def test_every_module_loads_byte_identical_to_the_patched_checkout(
         assert Path(file).read_bytes() == checkout.read_bytes(), name
 
 
+@each_pin
 def test_a_real_engine_generates_under_the_overlay_its_scheduler_too(
     environment: Environment, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 import os
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,25 @@ import pytest
 from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.patchset import source
-from sglang_overlay.patchset.pin import choose_pin, load_pins, patches_folder
+from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import Series, load_series
+
+from ..pinned.conftest import PINS
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def series() -> Series:
-    return load_series(choose_pin(load_pins(patches_folder()), "v0.5.23"))
+def pin(request: pytest.FixtureRequest) -> Pin:
+    """The newest pin, or the one that a test is parametrised with."""
+    pin = getattr(request, "param", PINS[-1])
+    assert isinstance(pin, Pin)
+    return pin
+
+
+@pytest.fixture(scope="session")
+def series(pin: Pin) -> Series:
+    return load_series(pin)
 
 
 def runner(executable: Path) -> Python:
@@ -36,23 +47,32 @@ def runner(executable: Path) -> Python:
 
 
 @pytest.fixture(scope="session")
-def python() -> Python:
-    """Runs the python that has SGLang's dependencies."""
-    return runner(sglang_python())
+def python(pin: Pin) -> Python:
+    """Runs the python that has the dependencies of the pin's SGLang."""
+    return runner(sglang_python(pin.version))
 
 
 @pytest.fixture(scope="session")
-def stock(series: Series, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pin, bool], Path]:
+    """Lays a pin's source out, with the whole series or as it is, once."""
+
+    @cache
+    def lay_out(pin: Pin, patched: bool) -> Path:
+        place = tmp_path_factory.mktemp("sglang") / ("patched" if patched else "stock")
+        assert source.fetch(pin, place, lambda what, done, total: None)
+        assert not patched or main(["apply", "--sglang-dir", str(place)]) == 0
+        return place
+
+    return lay_out
+
+
+@pytest.fixture(scope="session")
+def stock(pin: Pin, trees: Callable[[Pin, bool], Path]) -> Path:
     """The pinned source as it is."""
-    place = tmp_path_factory.mktemp("sglang") / "stock"
-    assert source.fetch(series.pin, place, lambda what, done, total: None)
-    return place
+    return trees(pin, False)
 
 
 @pytest.fixture(scope="session")
-def patched(series: Series, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def patched(pin: Pin, trees: Callable[[Pin, bool], Path]) -> Path:
     """The pinned source with the whole series."""
-    place = tmp_path_factory.mktemp("sglang") / "patched"
-    assert source.fetch(series.pin, place, lambda what, done, total: None)
-    assert main(["apply", "--sglang-dir", str(place)]) == 0
-    return place
+    return trees(pin, True)

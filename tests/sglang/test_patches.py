@@ -2,17 +2,26 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from ci.sglang_env import lock_file, packages, sglang_python
+from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import Series
 
 from ..pinned.conftest import PINS
 from .conftest import Python
 
 PYTEST = ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
-NAMES = [name for name in (PINS[-1].folder / "series").read_text().split() if name]
+NAMES = [(pin, name) for pin in PINS for name in (pin.folder / "series").read_text().split()]
+each_patch = pytest.mark.parametrize(
+    ("pin", "name"),
+    [pytest.param(pin, name, id=f"{pin.name}-{name}") for pin, name in NAMES],
+    indirect=["pin"],
+    scope="session",
+)
 
 
 def own_tests(series: Series, name: str) -> list[str]:
@@ -21,7 +30,7 @@ def own_tests(series: Series, name: str) -> list[str]:
     return [path for path in paths if re.fullmatch(r"test/registered/.*test_\w+\.py", path)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_patch
 def test_a_patchs_tests_pass_with_the_series(
     series: Series, python: Python, patched: Path, name: str
 ) -> None:
@@ -33,7 +42,7 @@ def test_a_patchs_tests_pass_with_the_series(
     assert all("ray" in line.lower() for line in skipped), skipped  # Ray is not installed here
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_patch
 def test_a_patchs_tests_fail_without_it(
     series: Series, python: Python, stock: Path, patched: Path, name: str
 ) -> None:
@@ -42,3 +51,10 @@ def test_a_patchs_tests_fail_without_it(
         shutil.copy(patched / path, stock / path)
         done = python(stock, *PYTEST, path)
         assert done.returncode in (1, 2), done.stdout[-6000:]
+
+
+@pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.name, indirect=True, scope="session")
+def test_the_environment_is_what_its_lock_says(pin: Pin) -> None:
+    freeze = [sglang_python(pin.version), "-m", "pip", "--disable-pip-version-check", "freeze"]
+    done = subprocess.run(freeze, capture_output=True, text=True, check=True)
+    assert {*done.stdout.split()} == packages(lock_file(pin.version))

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sglang_overlay.patchset.pin import load_pins
+
 from ..conftest import git
 
 ROOT = Path(__file__).parents[2]
+CHANGED = ("manifest.json", "worker-env-lint.patch")
 
 
 def fresh_clone(folder: Path) -> Path:
@@ -27,10 +30,10 @@ def fresh_clone(folder: Path) -> Path:
     return clone
 
 
-def test_the_loop_works_word_for_word_on_a_fresh_clone(tmp_path: Path) -> None:
-    clone = fresh_clone(tmp_path)
-    text = (clone / "CONTRIBUTING.md").read_text()
-    block = re.search(r"^## The loop$.*?^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+def follow(clone: Path, page: str, heading: str) -> str:
+    """What the first block of commands below ``heading`` prints in ``clone``; it must succeed."""
+    text = (clone / page).read_text()
+    block = re.search(rf"^## {heading}$.*?^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert block
     who = {f"GIT_{r}_{k}": "reader@x" for r in ("AUTHOR", "COMMITTER") for k in ("NAME", "EMAIL")}
     path = os.pathsep.join(
@@ -45,8 +48,28 @@ def test_the_loop_works_word_for_word_on_a_fresh_clone(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_loop_works_word_for_word_on_a_fresh_clone(tmp_path: Path) -> None:
+    clone = fresh_clone(tmp_path)
+    printed = follow(clone, "CONTRIBUTING.md", "The loop")
     for state in ("new", "changed", "dropped"):
-        assert re.search(rf"^hello +{state}$", done.stdout, re.MULTILINE), done.stdout
-    assert len(re.findall(r"^\S+ +kept$", done.stdout, re.MULTILINE)) >= 6
+        assert re.search(rf"^hello +{state}$", printed, re.MULTILINE), printed
+    assert len(re.findall(r"^\S+ +kept$", printed, re.MULTILINE)) >= 6
     # Everything was kept, changed and dropped again, so the set is what it was.
     assert git(clone, "status", "--porcelain") == b""
+
+
+def test_one_change_goes_into_every_pin_word_for_word_on_a_fresh_clone(tmp_path: Path) -> None:
+    clone = fresh_clone(tmp_path)
+    printed = follow(clone, "docs/adding-a-pin.md", "A change to a patch that two pins have")
+    assert re.findall(r"^(\S+) +changed$", printed, re.MULTILINE) == ["worker-env-lint"] * 2
+    pins = load_pins(clone / "patches")
+    changed = [f"patches/{pin.name}/{file}" for pin in pins for file in CHANGED]
+    listed = git(clone, "status", "--porcelain", "--untracked-files=no").decode().splitlines()
+    assert listed == [f" M {path}" for path in changed]
+    assert [(pin.folder / CHANGED[1]).read_text().count("\n+# An example.\n") for pin in pins] == [
+        1,
+        1,
+    ]

@@ -1,6 +1,6 @@
 """Which EAGLE passes the attention backend runs in a CUDA graph.
 
-The table is made from SGLang's source by ``ci/spec_graph_survey.py``; a test holds it true.
+Each pin's table is made from its source by ``ci/spec_graph_survey.py``; a test holds them true.
 """
 
 import json
@@ -50,9 +50,9 @@ class Passes:
 
 
 @cache
-def table() -> dict[str, dict[str, list[str]]]:
+def table(pin: str) -> dict[str, dict[str, list[str]]]:
     """Backend -> pass -> [stock verdict, patched verdict], for SM120."""
-    text = files(__package__).joinpath("eagle_graphs.json").read_text(encoding="utf-8")
+    text = files(__package__).joinpath(f"eagle_graphs/{pin}.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 
@@ -86,11 +86,12 @@ def eagle(facts: Facts) -> list[Finding]:
     )
     kinds = _kinds(server)
     rows = [_rows(server, target, drafter) for target, drafter in kinds]
-    if strange := {row for one in rows for row in one.values()} - table().keys():
+    known = table(facts.pin)
+    if strange := {row for one in rows for row in one.values()} - known.keys():
         return [
-            unknown(id, f"{', '.join(sorted(strange))} is not in the table: {', '.join(table())}")
+            unknown(id, f"{', '.join(sorted(strange))} is not in the table: {', '.join(known)}")
         ]
-    found = [Passes(one, {p: table()[row][p][patched] for p, row in one.items()}) for one in rows]
+    found = [Passes(one, {p: known[row][p][patched] for p, row in one.items()}) for one in rows]
     if environ.get(_SWITCH, "").lower() in _TRUE and not any(x.having("refused") for x in found):
         title = "draft-extend is eager: it is switched off"
         return [warning(id, title, f"{_SWITCH}={environ[_SWITCH]}", _WHY, f"unset {_SWITCH}")]

@@ -1,11 +1,11 @@
-"""What is installed: versions against the pin, NCCL, torch, the patches."""
+"""What is installed: versions against the pins, NCCL, torch, the patches."""
 
 from ..facts import Facts, Torch, Unknown
 from ..finding import Finding, error, ok, unknown, warning
 
 
 def versions(facts: Facts) -> list[Finding]:
-    """SGLang is the pin, and the others are what SGLang and torch ask for."""
+    """SGLang is a pin, and the others are what SGLang and torch ask for."""
     python = facts.python
     if isinstance(python, Unknown):
         return [unknown("versions", python.why)]
@@ -40,14 +40,14 @@ def versions(facts: Facts) -> list[Finding]:
             )
         ]
     found = _release(have["sglang"])
-    if facts.pin and found != facts.pin:
+    if facts.pins and found not in facts.pins:
         return [
             warning(
                 "versions",
-                f"SGLang {found} is not the pin, {facts.pin}",
+                f"SGLang {found} is no pin; there is {', '.join(facts.pins)}",
                 text,
-                "the patches are for exact bytes of the pin, and what this command knows of "
-                "SGLang is read from the pin",
+                "the patches are for exact bytes of a pin, and what this command knows of "
+                "SGLang is read from the pins",
                 f"{python.executable} -m pip install sglang=={facts.pin}",
             )
         ]
