@@ -27,7 +27,7 @@ def from_server(url: str, key: str | None) -> list[Report]:
     """
     import httpx
 
-    headers = {"Authorization": f"Bearer {key}".encode()} if key else {}
+    headers = [(b"Authorization", f"Bearer {key}".encode())] if key else []
     try:
         answer = httpx.get(f"{url.rstrip('/')}/worker_env", headers=headers, timeout=30)
     except (httpx.HTTPError, httpx.InvalidURL) as error:

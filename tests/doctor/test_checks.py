@@ -328,6 +328,18 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("eagle-graphs", State.OK, server(WELL, mla=True), "triton: every pass"),
     ("eagle-graphs", State.OK, server(WELL, mla=False), "flashinfer, MHA: every pass"),
     ("eagle-graphs", State.ERROR, server(WELL, attention_backend="fa3"), "no server with EAGLE"),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        environ(server(WELL, mla=True), SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH="1"),
+        "it is switched off",
+    ),
+    (
+        "eagle-graphs",
+        State.WARNING,
+        environ(server(WELL, attention_backend="flashinfer", mla=True), SGLANG_OVERLAY="0"),
+        "draft-extend is eager",
+    ),
     ("eagle-graphs", State.UNKNOWN, server(WELL, attention_backend="own"), "not in the table"),
     ("eagle-graphs", State.UNKNOWN, server(WELL, algorithm="NGRAM"), "NGRAM"),
     ("eagle-graphs", State.UNKNOWN, Facts(), "doctor -- the server's arguments"),

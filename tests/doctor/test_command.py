@@ -164,6 +164,7 @@ def test_a_bundle_is_listed_and_holds_findings_versions_and_logs_without_secrets
     [
         ("HF_TOKEN=hf_x tp=8", "HF_TOKEN=<redacted> tp=8"),
         ("--api-key abc --port 1", "--api-key <redacted> --port 1"),
+        ('{"api_key": "a\\"b secret"}', '{"api_key": "<redacted>"}'),
         ('{"admin_api_key": "a b c", "tp": 8}', '{"admin_api_key": "<redacted>", "tp": 8}'),
         (
             "f(a=g(api_key='x', b=1), url=h?token=x&c=2)",

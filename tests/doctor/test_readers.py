@@ -150,6 +150,11 @@ def test_what_a_user_may_not_look_into_is_unknown(
         ("--tp-size x --nnodes 0", Server()),
         ("--tp 2 --base-gpu-id 4", Server(tp=2)),
         ("--tp 2 --pp-size 2", Server(tp=2, pp=2)),
+        ("--tp 2 --dp-size 4", Server(tp=2)),  # which cards is not counted
+        ("--tp 2 --gpu-id-step 4", Server(tp=2)),
+        ("--disable-decode-cuda-graph", Server(cuda_graph=False)),
+        ("--cuda-graph-backend-decode disabled", Server(cuda_graph=False)),
+        ("--cuda-graph-backend-decode=full", Server()),
         (
             "--speculative-algorithm EAGLE3 --disable-cuda-graph",
             Server(algorithm="EAGLE3", own_drafter=True, cuda_graph=False),

@@ -197,6 +197,16 @@ HOSTS: list[tuple[dict[str, str], str, object]] = [
     ({"run/.containerenv": ""}, "container", True),
     ({"proc/1/cgroup": "0::/kubepods.slice/x"}, "container", True),
     ({"proc/1/cgroup": "0::/init.scope"}, "container", False),
+    (
+        {"proc/1/cgroup": "0::/", "proc/self/mountinfo": "1 2 0:5 / / rw - overlay overlay rw\n"},
+        "container",
+        True,
+    ),
+    (
+        {"proc/1/cgroup": "0::/", "proc/self/mountinfo": "1 2 8:1 / / rw - ext4 /dev/sda1 rw\n"},
+        "container",
+        False,
+    ),
     ({"proc/cpuinfo": "flags\t\t: fpu hypervisor"}, "virtual", True),
     ({"proc/cpuinfo": "flags\t\t: fpu"}, "virtual", False),
     ({"proc/cpuinfo": "vendor_id\t: GenuineIntel"}, "cpu_vendor", "GenuineIntel"),

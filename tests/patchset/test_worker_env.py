@@ -162,6 +162,9 @@ def server() -> Iterator[HTTPServer]:
         (404, b"", "does not run the patch worker-env-report"),
         (500, b"", "does not run the patch worker-env-report"),
         (200, b"<html>", "does not run the patch worker-env-report"),
+        (200, b'{"workers": []}', "does not run the patch worker-env-report"),
+        (200, b'{"workers": ["a"]}', "does not run the patch worker-env-report"),
+        (200, b'{"workers": [{"process": "x"}]}', "does not run the patch worker-env-report"),
         (401, b"", "wants its admin key"),
     ],
 )

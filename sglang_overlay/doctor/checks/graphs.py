@@ -65,9 +65,9 @@ def eagle(facts: Facts) -> list[Finding]:
             warning(
                 id,
                 "CUDA graphs are switched off",
-                "--disable-cuda-graph",
+                "by --disable-decode-cuda-graph, --cuda-graph-backend-decode or their older names",
                 _WHY.replace("with only draft-extend eager", "and 29 ms with every pass eager"),
-                "leave --disable-cuda-graph out",
+                "leave --disable-cuda-graph and its newer names out",
             )
         ]
     if server.algorithm and server.algorithm.upper() not in _ALGORITHMS:
