@@ -72,10 +72,11 @@ def export(
 
 
 def _newest(pins: list[Pin], sglang_dir: Path | None) -> Pin:
-    """The newest pin whose tag the checkout has; the newest of all without one."""
+    """The newest pin that the checkout's HEAD stands on, else whose tag it has, else of all."""
     if sglang_dir:
         history = open_history(sglang_dir)
-        pins = [pin for pin in pins if history.has(f"refs/tags/{pin.name}")] or pins
+        below = [pin for pin in pins if history.stands_on(pin.name)]
+        pins = below or [pin for pin in pins if history.has(f"refs/tags/{pin.name}")] or pins
     return pins[-1]
 
 

@@ -110,17 +110,25 @@ def observe(tree: Tree, series: Series, manifest: Manifest) -> TreeState:
 def recognise(tree: Tree, pins: list[Pin], load: Callable[[Pin], TreeState]) -> TreeState:
     """The state of ``tree`` under the pin that it is of.
 
-    The version that the tree names decides; a checkout names none, and then the share of
-    known blobs does, of equals the newest: pins have many files in common, so that their
-    number would favour the pin with more patches. Raises ``Usage`` when there is no such pin.
+    The version that an installed or unpacked tree names decides. In a checkout that file is
+    generated and not git's, so it may be another commit's, and a dirty or untagged build writes
+    a ``.dev`` one: there the share of known blobs decides, of equals the pin that is named, then
+    the newest. (Pins have many files in common: their number would favour the pin with more
+    patches.) Raises ``Usage`` when there is no such pin.
     """
-    version = tree.version()
-    states = [load(pin) for pin in pins[::-1] if version in (None, pin.version)]
+    told = tree.version()
+    told = None if told and ".dev" in told else told
+    named = [pin for pin in pins if pin.version == told]
     names = ", ".join(pin.name for pin in pins)
-    if not states:
-        raise Usage(f"{tree.top} holds SGLang {version}; there are patches for {names}")
-    best = max(states, key=_recognised)
-    if version is None and not _recognised(best):
+    other = Usage(f"{tree.top} holds SGLang {told}; there are patches for {names}")
+    checkout = tree.layout == "checkout"
+    if told and not named and not checkout:
+        raise other
+    states = [load(pin) for pin in (named if told and not checkout else pins)[::-1]]
+    best = max(states, key=lambda state: (_recognised(state), state.series.pin in named))
+    if told and not named and best.drifted:
+        raise other
+    if not named and not _recognised(best):
         raise Usage(f"{tree.top} holds none of the files that the patches for {names} change")
     return best
 

@@ -11,6 +11,7 @@ import pytest
 
 from sglang_overlay.doctor import bundle
 from sglang_overlay.doctor.bundle import redact
+from sglang_overlay.patchset.pin import load_pins, patches_folder
 
 from .test_nvml import libraries  # noqa: F401
 
@@ -49,7 +50,7 @@ def test_without_a_driver_all_is_said_that_can_be_and_no_error_made(
     unknown = [f for f in result["findings"] if f["state"] == "unknown"]
     assert {"gpus", "driver", "topology", "copies"} <= {f["id"] for f in unknown}
     assert all(f["evidence"] for f in unknown)
-    assert result["facts"]["pins"] == ["0.5.22", "0.5.23"]
+    assert result["facts"]["pins"] == [p.version for p in load_pins(patches_folder())]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,17 @@ def test_a_tree_that_tells_its_version_decides(
     assert "there are patches for v1.9.0, v1.10.0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("said", ["1.10.0", "0.0.0.dev0", "1.9.1.dev0+g1a2b3c4.d20261129"])
+def test_in_a_checkout_the_generated_version_is_a_hint_alone(
+    shops: tuple[Workshop, Workshop], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, _ = shops
+    place = older.tree("checkout")
+    (place / "python/sglang/_version.py").write_text(f"__version__ = version = '{said}'\n")
+    assert told(older, capsys, "status", "--sglang-dir", place)["pin"] == "v1.9.0"
+    assert older.on(place, "apply") == 0
+
+
 def test_of_two_pins_that_fit_alike_the_newest_is_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,3 +107,5 @@ def test_fetch_and_export_take_the_newest_pin_but_a_branch_stands_on_a_tag_that_
     assert (tmp_path / "old" / A).read_bytes() == older.expected("head")[A]
     git(tmp_path / "new", "fetch", "-q", "--no-tags", str(tmp_path / "old"), "tag", "v1.9.0")
     assert told(newer, capsys, *branch, tmp_path / "new")["pin"] == "v1.10.0"
+    git(tmp_path / "old", "fetch", "-q", "--no-tags", str(tmp_path / "new"), "tag", "v1.10.0")
+    assert told(newer, capsys, *branch, tmp_path / "old")["pin"] == "v1.9.0"  # HEAD decides

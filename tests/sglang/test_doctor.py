@@ -13,6 +13,8 @@ from sglang_overlay.doctor.facts import Python, Torch
 from sglang_overlay.doctor.peers import supervise
 from sglang_overlay.doctor.python import read_python
 
+from ..pinned.conftest import PINS
+
 PAIRS = [(0, 1), (1, 0)]
 
 
@@ -54,7 +56,7 @@ def test_a_copy_that_does_not_arrive_is_not_taken_for_right(
 def test_the_environment_with_the_real_sglang(patched: Path) -> None:
     stock = read_python(str(sglang_python()), None)
     assert isinstance(stock, Python)
-    assert stock.versions["sglang"] == "0.5.23"
+    assert stock.versions["sglang"] == PINS[-1].version
     assert stock.wanted["torch"] == stock.versions["torch"]
     assert stock.wanted["nvidia-nccl-cu13"] == stock.versions["nvidia-nccl-cu13"]
     assert isinstance(stock.torch, Torch)

@@ -12,7 +12,13 @@ from sglang_overlay.doctor.finding import State
 
 from .. import nccl_algo
 from ..doctor.machine import environ, healthy, pairs, server
+from ..pinned.conftest import PINS
 from .conftest import Python
+
+#: Every pin has this patch.
+pytestmark = pytest.mark.parametrize(
+    "pin", PINS, ids=lambda pin: pin.name, indirect=True, scope="session"
+)
 
 LINT = """
 import json, sys
