@@ -58,10 +58,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Driver:
-    """``cuda`` is the newest CUDA that the driver runs."""
+    """``cuda`` is the newest CUDA that the driver runs; ``lost`` the cards that it counts and
+    that do not answer, with the reason."""
 
     version: str
     cuda: tuple[int, int]
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

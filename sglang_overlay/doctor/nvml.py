@@ -62,11 +62,20 @@ def visible(facts: Facts) -> Maybe[tuple[Gpu, ...]]:
 
 def _read(nvml: Any) -> tuple[Driver, tuple[Gpu, ...], tuple[Pair, ...]]:
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    driver = Driver(nvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10))
-    handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-    gpus = tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles))
-    pairs = tuple(_pair(nvml, handles, a, b) for a, b in combinations(range(len(handles)), 2))
-    return driver, gpus, pairs
+    handles: dict[int, Any] = {}
+    gpus: list[Gpu] = []
+    lost: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpus.append(_gpu(nvml, index, handle))
+            handles[index] = handle
+        except nvml.NVMLError as error:
+            lost.append(f"card {index}: {error}")
+    pairs = tuple(_pair(nvml, handles, a, b) for a, b in combinations(handles, 2))
+    version = nvml.nvmlSystemGetDriverVersion()
+    driver = Driver(version, (cuda // 1000, cuda % 1000 // 10), tuple(lost))
+    return driver, tuple(gpus), pairs
 
 
 def _ask(nvml: Any, question: Callable[..., T], *about: object) -> Maybe[T]:
@@ -109,7 +118,7 @@ def _fabric(nvml: Any, handle: Any) -> str:
     return _FABRIC[0] if isinstance(asked, Unknown) else _FABRIC.get(info.state, "unknown")
 
 
-def _pair(nvml: Any, handles: list[Any], a: int, b: int) -> Pair:
+def _pair(nvml: Any, handles: dict[int, Any], a: int, b: int) -> Pair:
     level = _ask(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handles[a], handles[b])
     link = _ask(nvml, nvml.nvmlDeviceGetP2PStatus, handles[a], handles[b], _NVLINK)
     peer = _ask(nvml, nvml.nvmlDeviceGetP2PStatus, handles[a], handles[b], _READ)

@@ -1,12 +1,14 @@
 /* A driver library that answers for the machine of MACHINE: "two" RTX PRO 6000 behind one
    switch, "eight" on two NUMA nodes, the last at x4, "pairs" for four of which each two are
-   linked, "nvlink" for two linked H200, "old" for a driver that knows few functions, "mig". */
+   linked, "nvlink" for two linked H200, "old" for a driver that knows few functions, "mig",
+   "lost" for a card that fell off the bus. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define OK 0
 #define NOT_SUPPORTED 3
+#define GPU_IS_LOST 15
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef struct { u64 total, free, used; } memory_t;
@@ -38,6 +40,7 @@ int nvmlDeviceGetUUID(void *h, char *text, u32 size) {
   return snprintf(text, size, "GPU-%08x", index_of(h)) < 0;
 }
 int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) {
+  if (is("lost") && index_of(h) == 0) return GPU_IS_LOST;
   m->total = 96ULL << 30; m->used = (index_of(h) + 1ULL) << 30; m->free = m->total - m->used;
   return OK;
 }

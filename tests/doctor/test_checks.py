@@ -9,7 +9,7 @@ import pytest
 from sglang_overlay.doctor.checks import examine
 from sglang_overlay.doctor.checks.all_reduce import choose
 from sglang_overlay.doctor.checks.fusion import SM120_WORLDS
-from sglang_overlay.doctor.facts import Copy, Facts, Unknown
+from sglang_overlay.doctor.facts import Copy, Driver, Facts, Unknown
 from sglang_overlay.doctor.finding import Finding, State
 from sglang_overlay.patchset.pin import patches_folder
 
@@ -128,6 +128,12 @@ def linked_pairs() -> Facts:
 CASES: list[tuple[str, State, Facts, str]] = [
     # the cards
     ("gpus", State.ERROR, server(WELL, tp=16), "8 cards, and the server wants 16"),
+    (
+        "gpus",
+        State.ERROR,
+        replace(WELL, driver=Driver("580", (13, 1), ("card 3: GPU is lost",))),
+        "1 of the driver's cards do not answer.*card 3: GPU is lost.*xid",
+    ),
     ("gpus", State.OK, server(WELL, tp=16, nodes=2), "8 x NVIDIA RTX PRO 6000"),
     ("gpus", State.OK, server(WELL, tp=8, pp=2, nodes=2), "8 x NVIDIA RTX PRO 6000"),
     ("gpus", State.ERROR, server(TWO, tp=8, nodes=2), "2 cards.*wants 4.*--tp 4"),

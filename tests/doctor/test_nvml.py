@@ -48,7 +48,7 @@ def read(folder: Path, machine: str) -> list[object]:
 
 def test_two_cards_behind_a_switch(libraries: dict[str, Path]) -> None:
     driver, gpus, pairs = read(libraries["new"], "two")
-    assert driver == {"version": "580.95.05", "cuda": [13, 1]}
+    assert driver == {"version": "580.95.05", "cuda": [13, 1], "lost": []}
     assert pairs == [{"a": 0, "b": 1, "level": "PIX", "nvlink": False, "peer": "ok"}]
     assert isinstance(gpus, list)
     assert gpus[1] == {
@@ -69,6 +69,13 @@ def test_two_cards_behind_a_switch(libraries: dict[str, Path]) -> None:
         "mig": False,
         "fabric": "not supported",
     }
+
+
+def test_a_card_that_is_lost_hides_no_other(libraries: dict[str, Path]) -> None:
+    driver, gpus, pairs = read(libraries["new"], "lost")
+    assert isinstance(driver, dict) and isinstance(gpus, list)
+    assert [lost.partition(":")[0] for lost in driver["lost"]] == ["card 0"]
+    assert [gpu["index"] for gpu in gpus] == [1] and pairs == []
 
 
 def test_eight_cards_on_two_numa_nodes(libraries: dict[str, Path]) -> None:

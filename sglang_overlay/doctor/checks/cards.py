@@ -10,6 +10,16 @@ def models(facts: Facts) -> list[Finding]:
     """One kind of card, as many as the server wants."""
     if isinstance(facts.gpus, Unknown):
         return [unknown("gpus", facts.gpus.why)]
+    if not isinstance(facts.driver, Unknown) and facts.driver.lost:
+        return [
+            error(
+                "gpus",
+                f"{len(facts.driver.lost)} of the driver's cards do not answer",
+                "; ".join(facts.driver.lost),
+                "no server can use such a card, and programs on the others may fail with it",
+                "sudo dmesg | grep -i xid; then restart the machine, or look at the card's seat",
+            )
+        ]
     kinds = sorted({(g.name, g.capability, g.memory // _GIB) for g in facts.cards})
     text = "; ".join(
         f"{sum(g.name == name and g.memory // _GIB == size for g in facts.cards)} x {name}, "
