@@ -12,8 +12,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("measure") / "model")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(model: Path) -> Iterator[str]:
-    """A real engine on the CPU; one start for all tests."""
+    """A real engine on the CPU; one start for all tests here. Idle, it keeps a core busy."""
     with serve(model) as url:
         yield url
