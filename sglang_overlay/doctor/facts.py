@@ -205,6 +205,7 @@ class Server:
     custom_all_reduce: bool = True
     deterministic: bool = False
     cuda_graph: bool = True
+    unread: tuple[str, ...] = ()  # arguments that hold others, which are not read here
 
     @property
     def group_nodes(self) -> int:

@@ -37,6 +37,8 @@ _FLAGS = {
 }
 # These have no draft layers in the target's own checkpoint.
 _OWN_DRAFTER = {"EAGLE3", "STANDALONE"}
+# What they hold may say anything that the flags say.
+_UNREAD = ("--config", "--cuda-graph-config")
 _NO_FUSION = "--enforce-disable-flashinfer-allreduce-fusion"
 
 
@@ -69,6 +71,7 @@ def read_server(arguments: Sequence[str]) -> Server:
         deterministic="--enable-deterministic-inference" in words,
         cuda_graph=not {"--disable-cuda-graph", "--disable-decode-cuda-graph"} & {*words}
         and given.get("decode_graph") != "disabled",
+        unread=tuple(flag for flag in _UNREAD if flag in words),
     )
 
 

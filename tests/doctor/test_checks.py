@@ -336,6 +336,12 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("eagle-graphs", State.ERROR, server(WELL, attention_backend="fa3"), "no server with EAGLE"),
     (
         "eagle-graphs",
+        State.UNKNOWN,
+        server(WELL, attention_backend="triton", unread=("--config",)),
+        "--config is not read here",
+    ),
+    (
+        "eagle-graphs",
         State.WARNING,
         environ(server(WELL, mla=True), SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH="1"),
         "it is switched off",

@@ -156,6 +156,10 @@ def test_what_a_user_may_not_look_into_is_unknown(
         ("--cuda-graph-backend-decode disabled", Server(cuda_graph=False)),
         ("--cuda-graph-backend-decode=full", Server()),
         (
+            "--cuda-graph-config={} --config x.yaml",
+            Server(unread=("--config", "--cuda-graph-config")),
+        ),
+        (
             "--speculative-algorithm EAGLE3 --disable-cuda-graph",
             Server(algorithm="EAGLE3", own_drafter=True, cuda_graph=False),
         ),

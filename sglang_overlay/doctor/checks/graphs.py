@@ -70,6 +70,9 @@ def eagle(facts: Facts) -> list[Finding]:
                 "leave --disable-cuda-graph and its newer names out",
             )
         ]
+    if server.unread:
+        flags = " and ".join(server.unread)
+        return [unknown(id, f"{flags} is not read here", "give what it holds as arguments")]
     if server.algorithm and server.algorithm.upper() not in _ALGORITHMS:
         return [unknown(id, f"nothing is known here of {server.algorithm}")]
     if facts.cards and min(gpu.capability for gpu in facts.cards) < (12, 0):
