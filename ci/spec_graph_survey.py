@@ -5,7 +5,7 @@ follows the branches that a CUDA device of compute capability 12.0 takes. Where 
 no longer has the shape that it reads it raises SurveyError, so that a test goes red.
 
 usage: python -m ci.spec_graph_survey [--json] STOCK_CHECKOUT PATCHED_CHECKOUT
-Prints the table of docs/eagle-graphs.md, or with --json the pin's in sglang_overlay/doctor/checks/.
+Prints the table of the README, or with --json the pin's in sglang_overlay/doctor/checks/.
 """
 
 from __future__ import annotations
