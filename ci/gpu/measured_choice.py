@@ -1,6 +1,6 @@
 """The measured choice of the all-reduce, by its own children, without a server.
 
-    torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--draft-tokens 3]
+    torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--draft-tokens 3] [--no-autotune]
 
 Needs the patch ``allreduce-fusion-measured`` in SGLang. Prints the table as a server logs it
 and one RESULT line: seconds of building, of opening and tuning, of measuring; MiB that the
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--draft-tokens", type=int, default=3)
     parser.add_argument("--without", default="", help="candidates to leave away, with commas")
+    parser.add_argument("--no-autotune", action="store_true", help="PCIe-IPC by its seed policy")
     args = parser.parse_args()
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
@@ -85,6 +86,7 @@ def start(args: argparse.Namespace, places: dict[str, str], rank: int) -> dict[s
         torch.bfloat16,
         f"cuda:{rank}",
         allreduce_measured.row_counts(64, args.draft_tokens, 8),
+        not args.no_autotune,
         900.0,
         20.0,
     )
