@@ -37,6 +37,7 @@ MODELS = {
         "draft_vocab_size": 32000,
     },
     "dsv3": CONFIG,
+    "deep": CONFIG | {"num_hidden_layers": 48},
 }
 
 

@@ -39,6 +39,7 @@ ENGINE = {
     "cuda_graph_backend_prefill": "disabled",
     "cuda_graph_bs_decode": [1, 2, 4, 8, 16],
     "attention_backend": "flashinfer",
+    "model_path": "mtp",
     **SPECULATION,
 }
 EAGER = {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": "1"}
@@ -47,6 +48,12 @@ FA2, SPLIT, MEMORY = {"FORCE_FA2": "1"}, {"HOOK_SPLIT": "1"}, {"HOOK_MEMORY": "1
 TRITON, NOSPEC = {"attention_backend": "triton"}, dict.fromkeys(SPECULATION)
 #: So many layers that the GPU bounds a cycle, not the host. Speed asks nothing of the weights.
 DEEP = {"load_format": "dummy", "json_model_override_args": '{"num_hidden_layers": 48}'}
+#: An EAGLE-3 drafter with MLA and a vocabulary of its own, and the target that it goes with.
+D2T = {
+    "speculative_algorithm": "EAGLE3",
+    "model_path": "eagle3/target",
+    "speculative_draft_model_path": "eagle3/drafter",
+}
 #: Several ranks (--tp). What one of them is given shows whether the report tells ranks apart.
 TP = {"worker_env": ["NCCL_DEBUG=VERSION", "NCCL_DEBUG@tp1=WARN"]}
 FUSION = "flashinfer_allreduce_fusion_backend"
@@ -71,7 +78,10 @@ CASES = {
     "graph-fa2": ("accept", {}, SHADOW | FA2),
     "eager-fa2": ("accept", {}, EAGER | TRACE | FA2),
     "graph-fp8": ("accept", {"kv_cache_dtype": "fp8_e4m3"}, SHADOW),
-    "graph-frspec": ("accept", {"speculative_token_map": "hot.pt"}, SHADOW),
+    "graph-frspec": ("accept", {"speculative_token_map": "mtp/hot.pt"}, SHADOW),
+    "graph-d2t": ("accept", D2T, SHADOW),
+    "graph-d2t-alone": ("accept", D2T, TRACE),
+    "eager-d2t": ("accept", D2T, EAGER | TRACE),
     "churn": ("churn", {}, SHADOW),
     "soak": ("soak", {}, MEMORY),
     "tp": ("both", TP | {"enforce_disable_flashinfer_allreduce_fusion": True}, {}),
@@ -218,6 +228,10 @@ def child(spec):
     engine.shutdown()
 
 
+def kind_of_model(name):
+    return "eagle3" if CASES[name][1] is D2T else "mtp"
+
+
 def run(name, options):
     kind, differing, environment = CASES[name]
     out = options.out / name
@@ -225,11 +239,12 @@ def run(name, options):
     out.mkdir(parents=True)
     shutil.copy(HERE / "hook.py", out / "sitecustomize.py")
     engine = {k: v for k, v in (ENGINE | differing).items() if v is not None}
-    engine |= {"model_path": str(options.model), "kind": kind, "tokens": options.tokens}
+    engine |= {"kind": kind, "tokens": options.tokens}
+    for key in ("model_path", "speculative_draft_model_path", "speculative_token_map"):
+        if key in engine:
+            engine[key] = str(options.models / engine[key])
     if name.partition("-")[0] == "tp":
         engine["tp_size"] = options.tp
-    if "speculative_token_map" in engine:
-        engine["speculative_token_map"] = str(options.model / "hot.pt")
     path = os.pathsep.join([str(out), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | environment | {"HOOK_OUT": str(out), "PYTHONPATH": path}
     if kind in ("speed", "soak") and "speculative_algorithm" in engine:
@@ -375,7 +390,7 @@ def main():
     parser.add_argument("--against", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--equal", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--out", type=Path, default=Path("/tmp/eagle-graphs"))
-    parser.add_argument("--model", type=Path, default=Path("/tmp/models/dsv3-mtp"))
+    parser.add_argument("--models", type=Path, default=Path("/tmp/models"))
     parser.add_argument("--tokens", type=int, default=512, help="new tokens a request")
     parser.add_argument("--tp", type=int, default=2, help="ranks of the cases tp...")
     parser.add_argument("--timeout", type=int, default=280, help="seconds for one case")
@@ -389,7 +404,9 @@ def main():
         parser.error(f"no case {', '.join(sorted(unknown))}; there is {', '.join(CASES)}")
     start = time.monotonic()
     # In a child, so that this process holds no CUDA context beside the engines'.
-    subprocess.run([sys.executable, str(HERE / "model.py"), str(options.model)], check=True)
+    for model in sorted({kind_of_model(name) for name in options.cases}):
+        make = [sys.executable, str(HERE / "model.py"), model, str(options.models / model)]
+        subprocess.run(make, check=True)
     for name in options.cases:
         if time.monotonic() - start > options.budget:
             result(case=name, skipped="out of time")

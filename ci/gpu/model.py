@@ -1,9 +1,13 @@
-"""A DeepSeek-V3-like checkpoint whose MTP layer agrees with the target often, but not always.
+"""DeepSeek-V3-like checkpoints whose drafter agrees with the target often, but not always.
 
 Random weights accept nothing and equal ones everything; neither tests a verify pass. Here the
 layers move the residual stream only a little, so that the next token is nearly a function of
 the last one. The MTP layer passes the embedding on, disturbed by its own attention and by a
 random map of the target's hidden state. Accept length: 1.9 to 2.3 of 3 (H200, 2026-11-29).
+
+The other drafter is an EAGLE-3 layer with MLA and a reduced vocabulary (``d2t``), as Kimi-K2.5
+has one. There an embedding reaches the output through attention alone, so that its latent
+carries it, in a target whose embeddings are no wider than that.
 """
 
 import json
@@ -94,8 +98,9 @@ class _Weights(dict):
         self.ffn(f"{prefix}mlp.shared_experts.", MOE, mlp)
 
 
-def make_model(folder: Path) -> None:
-    """Write the checkpoint and a token map of 24,000 ids (``hot.pt``) unless they are there."""
+def make_model(folder: Path, embedding: int = HIDDEN) -> None:
+    """Write the checkpoint and a token map of 24,000 ids (``hot.pt``) unless they are there.
+    Embeddings are 0 past their first ``embedding`` elements."""
     import torch
     from safetensors.torch import save_file
 
@@ -104,8 +109,9 @@ def make_model(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     weights = _Weights("cuda" if torch.cuda.is_available() else "cpu")
-    embedding = torch.randn(VOCAB, HIDDEN, device=weights.device)
-    weights["model.embed_tokens.weight"] = embedding.bfloat16().cpu()
+    tokens = torch.randn(VOCAB, HIDDEN, device=weights.device)
+    tokens[:, embedding:] = 0
+    weights["model.embed_tokens.weight"] = tokens.bfloat16().cpu()
     weights.random("lm_head.weight", VOCAB, HIDDEN)
     weights.ones("model.norm.weight", HIDDEN)
     for number in range(LAYERS):
@@ -122,7 +128,59 @@ def make_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))  # last: it marks the rest complete
 
 
+def make_eagle3(folder: Path) -> None:
+    """Write ``target`` and ``drafter``, whose 24,000 token ids are strewn over the target's."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    target, drafter = folder / "target", folder / "drafter"
+    make_model(target, KV_LORA)
+    if (drafter / "config.json").exists():
+        return
+    drafter.mkdir(parents=True, exist_ok=True)
+    weights = _Weights("cpu")
+    kept = torch.randperm(VOCAB)[:24000].sort().values
+    head = load_file(target / "model.safetensors")["lm_head.weight"]
+    weights["lm_head.weight"] = head[kept].contiguous()
+    weights["d2t"] = kept - torch.arange(len(kept))
+    weights.random("fc.weight", HIDDEN, 3 * HIDDEN, 0.3)
+    layer = "layers.0."
+    weights.ffn(f"{layer}mlp.", DENSE, 0.025)
+    for norm, size in (
+        ("norm", HIDDEN),
+        (f"{layer}input_layernorm", HIDDEN),
+        (f"{layer}hidden_norm", HIDDEN),
+        (f"{layer}post_attention_layernorm", HIDDEN),
+        (f"{layer}self_attn.q_a_layernorm", Q_LORA),
+        (f"{layer}self_attn.kv_a_layernorm", KV_LORA),
+    ):
+        weights.ones(f"{norm}.weight", size)
+    # Queries and keys are the same maps of the embedding: a token looks at its like, itself above
+    # all. What it sees there is the embedding, turned by `turn` and back.
+    keys = torch.randn(HEADS, NOPE, KV_LORA) / KV_LORA**0.5
+    turn = torch.linalg.qr(torch.randn(HEADS * V_HEAD, KV_LORA)).Q
+    values = 2 * turn.view(HEADS, V_HEAD, KV_LORA)
+    output = torch.cat([2 * turn.T, torch.zeros(HIDDEN - KV_LORA, HEADS * V_HEAD)])
+    queries = torch.cat([keys, torch.zeros(HEADS, ROPE, KV_LORA)], 1)
+    for name, matrix in {
+        "q_a_proj": torch.eye(Q_LORA, 2 * HIDDEN),
+        "kv_a_proj_with_mqa": torch.eye(KV_LORA, 2 * HIDDEN).repeat(2, 1)[: KV_LORA + ROPE],
+        "q_b_proj": queries.flatten(0, 1),
+        "kv_b_proj": torch.cat([keys, values], 1).flatten(0, 1),
+        "o_proj": output,
+    }.items():
+        weights[f"{layer}self_attn.{name}.weight"] = matrix.bfloat16().contiguous()
+    save_file(dict(weights), drafter / "model.safetensors", metadata={"format": "pt"})
+    own = {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": len(kept),
+        "norm_output": True,  # or the last token would be as loud as this one
+    }
+    (drafter / "config.json").write_text(json.dumps(CONFIG | own))
+
+
 if __name__ == "__main__":
     import sys
 
-    make_model(Path(sys.argv[1]))
+    {"mtp": make_model, "eagle3": make_eagle3}[sys.argv[1]](Path(sys.argv[2]))

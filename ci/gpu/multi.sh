@@ -57,15 +57,14 @@ run() { # STEP WORLD
         done
         ;;
     bench)
-        python3 dummy_models.py /tmp/models
-        step "bench-$2" sglang-overlay sweep h200.toml --only 'llama, no spec*' --only '*all graphs' \
-            -D tp="$2" --out "$OUT/sweep-$2"
+        python3 model.py mtp /tmp/models/mtp
+        LIMIT=$((4 * LIMIT)) step "bench-$2" sglang-overlay sweep tp.toml -D tp="$2" --out "$OUT/sweep-$2"
         ;;
     *) echo "$1: no such step" >&2 && exit 2 ;;
     esac
 }
 
-[ $# = 0 ] && set -- doctor numbers speed fail collectives no-p2p choice engine engine-trtllm engine-fail bench
+[ $# = 0 ] && set -- doctor numbers speed fail choice collectives no-p2p bench engine engine-trtllm engine-fail
 for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
     for one in "$@"; do
         [ "$one" = doctor ] && [ -e "$OUT/doctor.log" ] || run "$one" "$world"
