@@ -174,23 +174,20 @@ def churn(engine, tokens):
     async def one(number):
         await asyncio.sleep(0.15 * number)
         count = 60 + 40 * (number % 7)
-        task = asyncio.ensure_future(
-            engine.async_generate(
-                input_ids=prompt(3 + 29 * number, number),
-                sampling_params=GREEDY | {"max_new_tokens": count},
-                rid=f"c-{number}",
-            )
+        stream = await engine.async_generate(
+            input_ids=prompt(3 + 29 * number, number),
+            sampling_params=GREEDY | {"max_new_tokens": count},
+            rid=f"c-{number}",
+            stream=True,
         )
-        if number % 4 == 3:
-            rid = f"c-{number}"
+        length, aborted = 0, number % 4 != 3
+        async for output in stream:
+            length = len(output["output_ids"])
             # Not before it decodes: an abort in the queue meets no verify pass.
-            while rid in engine.tokenizer_manager.rid_to_state:
-                state = engine.tokenizer_manager.rid_to_state[rid]
-                if len(state.output_ids) >= 20:
-                    engine.tokenizer_manager.abort_request(rid=rid)
-                    break
-                await asyncio.sleep(0.01)
-        return len((await task)["output_ids"])
+            if length >= 20 and not aborted:
+                engine.tokenizer_manager.abort_request(rid=f"c-{number}")
+                aborted = True
+        return length
 
     async def every():
         return await asyncio.gather(*map(one, range(24)), return_exceptions=True)
