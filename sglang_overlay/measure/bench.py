@@ -30,6 +30,7 @@ def run(
     prompts: Sequence[Prompt] = (),
     store: Store | None = None,
     labels: Mapping[str, str] | None = None,
+    baseline: str = "",
     key: str | None = None,
     python: Path | None = None,
     log: Path | None = None,
@@ -40,7 +41,8 @@ def run(
 
     ``prompts`` are used in turn, each run the next; without any the built-in texts, or
     random token ids where ``protocol.prompts`` says so or the server has no tokenizer.
-    ``name`` is the server's model name if not given. ``python`` is the one that has SGLang, for
+    ``name`` is the server's model name if not given, ``baseline`` the name of the session that
+    this one is to be held against. ``python`` is the one that has SGLang, for
     more than one request at once. ``log`` and ``tree`` are the server's log and source, to
     learn its patches. Every run goes into ``store`` as soon as it is over.
 
@@ -63,7 +65,7 @@ def run(
             url=secret.bare(url),
             protocol=protocol,
             labels=labels or {},
-            context=known,
+            context=known | {"baseline": baseline},
         )
         session = store.begin(session) if store else session
         server = _Server(client, url, protocol, prompts, known["model"], key, python, progress)
