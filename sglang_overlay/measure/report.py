@@ -1,7 +1,7 @@
 """``report``: what was measured, as one HTML page that needs nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,8 @@ def page(
 ) -> str:
     """The page. Raises ``Usage`` for an unknown baseline, or without the extra ``report``."""
     template = _template()
-    measured = [one for one in sessions if one.counted]
+    current = [one for n, one in enumerate(sessions) if not _replaced(one, sessions[n:])]
+    measured = [one for one in current if one.counted]
     if baseline and not any(baseline in (one.name, str(one.key)) for one in measured):
         raise Usage(f"no measured session {baseline!r}", "bench list names them")
     groups, parts = _groups(measured, baseline), []
@@ -148,10 +149,24 @@ def page(
         source=source,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         parts=parts,
-        failed=[one for one in sessions if not one.counted],
+        failed=[one for one in current if not one.counted],
         count=len(sessions),
+        replaced=len(sessions) - len(current),
     )
     return text
+
+
+def _replaced(one: Session, since: Sequence[Session]) -> bool:
+    """Whether ``one`` failed, and was measured in the same way again, to the end."""
+
+    def alike_but_for_prompts(other: Session) -> tuple[Any, ...]:
+        return alike(replace(other.protocol, prompts=""))  # a server that never was has none
+
+    return bool(one.failure) and any(
+        other.name == one.name and alike_but_for_prompts(other) == alike_but_for_prompts(one)
+        for other in since
+        if not other.failure
+    )
 
 
 def _groups(sessions: Sequence[Session], wanted: str | None) -> list[Group]:

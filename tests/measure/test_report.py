@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 
 from sglang_overlay.cli import main
 from sglang_overlay.measure import report
-from sglang_overlay.measure.runs import Breakdown, open_store, read_store
+from sglang_overlay.measure.runs import Breakdown, Protocol, open_store, read_store
 
 from .test_store import make
 
@@ -141,6 +142,23 @@ def test_each_model_has_its_own_baseline_and_a_sweeps_word_counts_first(tmp_path
         ("b", "b plain", pytest.approx(0.6)),
     ]
     assert [group.title.partition(":")[0] for group in groups] == ["llama", "deep", "k", "k"]
+
+
+def test_an_attempt_that_failed_is_left_out_once_it_was_measured(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.sqlite") as store:
+        store.append(make("killed", _QUIET[:2], failure="the sweep was killed on the way"))
+        store.append(make("tree", (), failure="out of memory"))
+        store.append(make("killed", _QUIET))
+        store.append(make("then", _QUIET))
+        store.append(make("no start", (), failure="port in use"))
+        asked = Protocol(prompts="random ids")
+        store.append(replace(make("no start", _QUIET), protocol=asked))
+        store.append(make("then", _QUIET[:1], failure="cut off"))
+        sessions = store.load()
+    text = report.page(sessions, "s", None)
+    assert "7 sessions" in text and "2 that failed, and were measured again since" in text
+    assert "killed on the way" not in text and "port in use" not in text
+    assert "out of memory" in text and "cut off" in text
 
 
 def test_a_click_on_a_heading_sorts_by_number_and_back(page: "Page") -> None:
