@@ -157,7 +157,7 @@ class Campaign:
                 python=python if python.name.startswith("python") else None,
                 log=server.log,
                 progress=lambda what, done, total: self.voice.show(
-                    f"{head}: {what}, {done} of {total} tokens"
+                    f"{head}: {what}{f': {done} of {total}' if total else ''}"
                 ),
             )
         except PatchsetError as error:
