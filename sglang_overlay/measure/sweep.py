@@ -16,7 +16,7 @@ import click
 from .. import show
 from ..options import options
 from ..patchset.errors import Usage
-from . import secret
+from . import bench, secret
 from .breakeven import Acceptance, Case
 from .campaign import Campaign, Voice, campaign
 from .compare import compare, drafter
@@ -192,6 +192,7 @@ def _row(
         "all_reduce_ms": parts.verify.get("all-reduce") if parts else None,
         "graphs": dict(parts.graphs) if parts else {},
         "note": note,
+        "warnings": [] if session.failure else bench.warnings(session),
         "failure": session.failure,
     }
 
@@ -245,6 +246,8 @@ def _table(result: dict[str, Any]) -> None:
                 f"{row['experiment']}: accept length below that of {row['accept_below']}, "
                 "beyond noise: suspect wrong numbers"
             )
+        for text in row["warnings"]:
+            print(f"{row['experiment']}: {text}")
         eager = [name for name, mode in row["graphs"].items() if mode and mode != "graph"]
         if eager:
             modes = ", ".join(f"{name} {row['graphs'][name]}" for name in eager)
