@@ -1,14 +1,12 @@
 """``sweep``: experiments from a TOML file, one after the other, and a ranked table."""
 
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -22,6 +20,7 @@ from .campaign import Campaign, Voice, campaign
 from .compare import compare, drafter
 from .experiment import Experiment, Sweep, load
 from .runs import Session
+from .signals import terminated
 
 _EVERY = 30.0  # seconds between two lines of progress in a log
 SHIPPED = Path(__file__).with_name("sweeps")
@@ -62,7 +61,7 @@ def sweep(
         return 0
     with (
         _voice() as voice,
-        _terminated(),
+        terminated(),
         campaign(chosen, out or Path(f"sweep-{chosen.name}"), voice) as work,
     ):
         work.key = key
@@ -127,29 +126,6 @@ def _voice() -> Iterator[Voice]:
 
 def _safe(text: str) -> str:
     return text.replace("[", r"\[")
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM, or a terminal that is closed, ends the sweep as Ctrl-C does, its server with it.
-
-    Under ``nohup`` SIGHUP stays ignored.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise click.Abort
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, now in before.items():
-        if now is not signal.SIG_IGN:
-            signal.signal(number, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise click.Abort from None
-    finally:
-        for number, now in before.items():
-            signal.signal(number, now)
 
 
 def _ranked(work: Campaign, ended: str) -> dict[str, Any]:

@@ -2,9 +2,13 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sglang_overlay.cli import main
@@ -273,6 +277,22 @@ exit 1
         line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line
     )
     assert {name: environ[name] for name in load._SIGNS if name in environ} == signs
+
+
+def test_a_bench_that_is_asked_to_end_takes_the_benchmark_along(tmp_path: Path) -> None:
+    python, gate = tmp_path / "python", tmp_path / "gate"
+    python.write_text(f'#!/bin/sh\n[ "$3" = -c ] && exit 0\necho $$ > {gate}\nexec sleep 60\n')
+    python.chmod(0o755)
+    os.mkfifo(gate)
+    store = tmp_path / "b.sqlite"
+    with serving() as (url, _):
+        given = ["--concurrency", "2", "--python", str(python), "--store", str(store), *_FEW]
+        command = [sys.executable, "-m", "sglang_overlay", "bench", "--url", url, *given]
+        process = subprocess.Popen(["env", "--default-signal", *command])
+        pid = int(gate.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("broken", ["python", "temporary"])
