@@ -25,6 +25,7 @@ _SHORTEST = 4  # new tokens; the benchmark's own bound
 _START, _STEP = 600.0, 1.0  # seconds that the benchmark has, and more for each new token
 _POLL = 0.5
 _BAR = re.compile(rb"(\d+)/(\d+) \[")  # tqdm's
+_FAILED = "All requests failed"  # its warning, before its arithmetic fails too
 _SIGNS = ("OPENAI_API_KEY", "API_KEY")  # what the benchmark signs with, the first before the second
 
 
@@ -94,7 +95,8 @@ def _result(
     chosen = islice(cycle(prompts), protocol.concurrency)
     rows = ({"conversations": [{"value": p}, {"value": "An answer."}]} for p in chosen)
     dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [python or sys.executable, "-W", "ignore", "-m", _MODULE]
+    quiet = ["-W", "ignore", "-W", f"default:{_FAILED}"]
+    command = [python or sys.executable, *quiet, "-m", _MODULE]
     command += _arguments(url, protocol, dataset, out)
     limit = _START + _STEP * protocol.tokens
 
@@ -143,6 +145,8 @@ def _perform(
         for line in file.read_bytes().splitlines()
         if line.strip() and not _BAR.search(line)
     ]
+    if any(_FAILED in line for line in lines):
+        return process.returncode, _FAILED
     return process.returncode, (lines or [f"exit {process.returncode}"])[-1][:300]
 
 
