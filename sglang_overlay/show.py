@@ -193,17 +193,21 @@ def lint_lines(result: Result) -> None:
 
 @contextmanager
 def progress() -> "Iterator[Progress]":
-    """A progress bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, where that is a terminal; of 0 steps in all, one that only
+    shows that time passes."""
     from rich.console import Console
     from rich.progress import Progress as Bar
+    from rich.progress import TimeElapsedColumn
 
-    with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    columns = (*Bar.get_default_columns(), TimeElapsedColumn())
+    console, unseen = Console(stderr=True), not sys.stderr.isatty()
+    with Bar(*columns, console=console, disable=unseen) as bar:
         tasks: dict[str, Any] = {}
 
         def advance(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
+                tasks[what] = bar.add_task(what, total=total or None)
+            bar.update(tasks[what], completed=done, total=total or None)
 
         yield advance
 

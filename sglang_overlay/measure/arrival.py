@@ -58,17 +58,24 @@ def takes_worker_env(command: Sequence[str], environ: Mapping[str, str]) -> bool
 def deliver(experiment: Experiment, patched: bool) -> tuple[list[str], dict[str, str]]:
     """Words for the end of the command line, and the environment of the process to start.
 
-    A ``patched`` server takes the workers' variables by ``--worker-env`` and reports each.
+    A ``patched`` server takes the workers' variables by ``--worker-env`` and reports each; secrets
+    for all workers it inherits, since a command line is public.
     """
     if not patched:
         return [], {**experiment.env, **experiment.environ}
+    hidden = {
+        name: value
+        for name, value in experiment.env.items()
+        if secret.is_secret(name) and "@" not in name
+    }
     words = [
         word
         for name, value in experiment.env.items()
+        if name not in hidden
         for word in ("--worker-env", f"{name}={value}")
     ]
     names = ",".join(sorted({name.partition("@")[0] for name in experiment.env}))
-    return words, {"SGLANG_WORKER_ENV_REPORT_NAMES": names, **experiment.environ}
+    return words, {"SGLANG_WORKER_ENV_REPORT_NAMES": names, **experiment.environ, **hidden}
 
 
 def check(url: str, experiment: Experiment, key: str | None = None) -> Arrival:

@@ -15,7 +15,7 @@ from .runs import Protocol, Run, Session, Store
 if TYPE_CHECKING:
     import httpx
 
-#: Called with (what is being done, steps done, steps in all).
+#: Called with (what is being done, steps done, steps in all; 0: not one is over, nor can be told).
 Progress = Callable[[str, int, int], None]
 #: 2 warm-up runs, then 5 counted of 2048 new tokens, one at a time.
 CAMPAIGN = Protocol()
@@ -30,17 +30,19 @@ def run(
     prompts: Sequence[Prompt] = (),
     store: Store | None = None,
     labels: Mapping[str, str] | None = None,
+    baseline: str = "",
     key: str | None = None,
     python: Path | None = None,
     log: Path | None = None,
     tree: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Session:
     """Measure the server at ``url`` by ``protocol``.
 
     ``prompts`` are used in turn, each run the next; without any the built-in texts, or
     random token ids where ``protocol.prompts`` says so or the server has no tokenizer.
-    ``name`` is the server's model name if not given. ``python`` is the one that has SGLang, for
+    ``name`` is the server's model name if not given, ``baseline`` the name of the session that
+    this one is to be held against. ``python`` is the one that has SGLang, for
     more than one request at once. ``log`` and ``tree`` are the server's log and source, to
     learn its patches. Every run goes into ``store`` as soon as it is over.
 
@@ -56,14 +58,16 @@ def run(
         prompts, source = _choose(prompts, protocol.prompts, known["tokenizer"])
         protocol = replace(protocol, prompts=source)
         if protocol.concurrency > 1:
+            progress("looking for SGLang's benchmark", 0, 1)
             load.check(python, protocol, prompts)
+            progress("looking for SGLang's benchmark", 1, 1)
         session = Session(
             name=name or known["model"],
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             url=secret.bare(url),
             protocol=protocol,
             labels=labels or {},
-            context=known,
+            context=known | {"baseline": baseline},
         )
         session = store.begin(session) if store else session
         server = _Server(client, url, protocol, prompts, known["model"], key, python, progress)
@@ -93,20 +97,22 @@ class _Server:
     model: str
     key: str | None
     python: Path | None
-    progress: Progress | None
+    progress: Progress
 
     def measure(self, number: int, warmup: bool) -> Run:
-        what = f"{'warm-up' if warmup else 'run'} {number}"
-        total = self.protocol.tokens * self.protocol.concurrency
+        many = self.protocol.concurrency > 1
+        total = self.protocol.concurrency if many else self.protocol.tokens
+        kind, unit = "warm-up" if warmup else "run", "requests" if many else "tokens"
 
-        def tell(tokens: int) -> None:
-            if self.progress:
-                self.progress(what, tokens, total)
+        def tell(done: int) -> None:
+            # Requests of one length end together: until then there is nothing to count.
+            seen = done or (self.protocol.stream and not many)
+            self.progress(f"{kind} {number}, {unit}", done, total if seen else 0)
 
         tell(0)
-        if self.protocol.concurrency > 1:
+        if many:
             shared = (self.protocol, self.prompts, self.key, self.python)
-            run = load.measure(self.url, *shared, number, warmup)
+            run = load.measure(self.url, *shared, number, warmup, tell)
         else:
             prompt = self.prompts[(number - 1) % len(self.prompts)]
             request = (self.client, self.protocol, prompt, self.model)

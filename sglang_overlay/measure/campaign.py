@@ -44,7 +44,7 @@ class Campaign:
             pid = end_orphan(identity, self.sweep.stop_s)
             if pid:
                 self.voice.tell(f"stopped the server {pid} of a sweep that was killed")
-        names = {self.session_name(one) for one in self.sweep.experiments}
+        names = {self.session_name(one.name) for one in self.sweep.experiments}
         for session in self.store.load():
             whole = len(session.counted) >= session.protocol.runs
             if session.name in names and not session.failure and not whole:
@@ -98,9 +98,9 @@ class Campaign:
         digests = {one.name: self.sweep.digest(one) for one in self.sweep.experiments}
         return {name: latest[digest].note for name, digest in digests.items() if digest in latest}
 
-    def session_name(self, experiment: Experiment) -> str:
+    def session_name(self, experiment: str) -> str:
         """What its session is called in the store."""
-        return f"{self.sweep.name}/{experiment.name}"
+        return f"{self.sweep.name}/{experiment}"
 
     def _measure(self, experiment: Experiment, head: str) -> Session:
         attempt = self.journal.begin(experiment.name, self.sweep.digest(experiment))
@@ -148,15 +148,16 @@ class Campaign:
             session = bench.run(
                 url,
                 self.sweep.protocol,
-                name=self.session_name(experiment),
+                name=self.session_name(experiment.name),
                 prompts=self.sweep.prompts,
                 store=self.store,
                 labels=experiment.settings,
+                baseline=self.session_name(experiment.baseline) if experiment.baseline else "",
                 key=self.key,
                 python=python if python.name.startswith("python") else None,
                 log=server.log,
                 progress=lambda what, done, total: self.voice.show(
-                    f"{head}: {what}, {done} of {total} tokens"
+                    f"{head}: {what}{f': {done} of {total}' if total else ''}"
                 ),
             )
         except PatchsetError as error:
@@ -202,7 +203,7 @@ class Campaign:
         """A server without runs is a result too."""
         return self.store.append(
             Session(
-                name=self.session_name(experiment),
+                name=self.session_name(experiment.name),
                 started=datetime.now(UTC).isoformat(timespec="seconds"),
                 url=url,
                 protocol=self.sweep.protocol,

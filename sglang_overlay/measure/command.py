@@ -14,6 +14,7 @@ from . import bench
 from . import prompts as texts
 from .compare import Comparison, compare
 from .runs import APIS, Protocol, Session, open_store, read_store
+from .signals import terminated
 
 STORE = click.option(
     "--store",
@@ -119,7 +120,7 @@ def command(
     if why:
         raise Usage(f"--{fault}: {why}")
     chosen = texts.read(file) if file else []
-    with open_store(store) as kept, show.progress() as progress:
+    with terminated(), open_store(store) as kept, show.progress() as progress:
         session = bench.run(
             url, protocol, name=name, prompts=chosen, store=kept, progress=progress, **how
         )

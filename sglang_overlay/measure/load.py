@@ -2,10 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -19,22 +23,14 @@ _MODULE = "sglang.benchmark.serving"  # `sglang.bench_serving` before 0.5.12
 _BACKENDS = {"native": "sglang", "openai": "sglang-oai", "chat": "sglang-oai-chat"}
 _SHORTEST = 4  # new tokens; the benchmark's own bound
 _START, _STEP = 600.0, 1.0  # seconds that the benchmark has, and more for each new token
+_POLL = 0.5
+_BAR = re.compile(rb"(\d+)/(\d+) \[")  # tqdm's
+_FAILED = "All requests failed"  # its warning, before its arithmetic fails too
+_SIGNS = ("OPENAI_API_KEY", "API_KEY")  # what the benchmark signs with, the first before the second
 
 
 def check(python: Path | None, protocol: Protocol, prompts: Sequence[Prompt]) -> None:
     """Raise ``Usage`` where the serving benchmark cannot do what ``protocol`` asks."""
-    found = subprocess.run(
-        [python or sys.executable, "-W", "ignore", "-c", _FIND],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if found.returncode != 0:
-        raise Usage(
-            f"{protocol.concurrency} requests at once need {_MODULE}, and "
-            f"{python or sys.executable} has none",
-            "--python PYTHON, of the environment that has SGLang",
-        )
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise Usage(
             f"{_MODULE} sends texts, and this server has no tokenizer for them",
@@ -42,6 +38,17 @@ def check(python: Path | None, protocol: Protocol, prompts: Sequence[Prompt]) ->
         )
     if protocol.tokens < _SHORTEST:
         raise Usage(f"{_MODULE} asks for at least {_SHORTEST} new tokens", "--tokens N")
+    command = [python or sys.executable, "-W", "ignore", "-c", _FIND]
+    try:
+        found = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError as error:
+        raise Usage(f"{python}: {error.strerror}", "--python PYTHON") from error
+    if not found:
+        raise Usage(
+            f"{protocol.concurrency} requests at once need {_MODULE}, and "
+            f"{python or sys.executable} has none",
+            "--python PYTHON, of the environment that has SGLang",
+        )
 
 
 _FIND = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({_MODULE!r}))"
@@ -55,46 +62,111 @@ def measure(
     python: Path | None,
     number: int,
     warmup: bool,
+    tell: Callable[[int], None],
 ) -> Run:
     """``protocol.concurrency`` requests, all sent at once, to the end of the last.
 
     The server's caches are flushed first, which also sets its counters of accepted tokens to
     zero, so the accept length is this run's own. Times to the first token and between tokens
-    are over all requests. Raises ``EnvironmentFailure`` when a request failed, or when the
-    benchmark has no end.
+    are over all requests. ``tell`` gets the number of those that are over, by the benchmark's own
+    count: questions to the server would cost it time.
+    Raises ``EnvironmentFailure`` when a request failed, or when the benchmark has no end.
     """
-    limit = _START + _STEP * protocol.tokens
-    with tempfile.TemporaryDirectory() as folder:
-        dataset, out = Path(folder, "prompts.jsonl"), Path(folder, "result.jsonl")
-        chosen = islice(cycle(prompts), protocol.concurrency)
-        rows = ({"conversations": [{"value": p}, {"value": "An answer."}]} for p in chosen)
-        dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        try:
-            done = subprocess.run(
-                [python or sys.executable, "-m", _MODULE, *_arguments(url, protocol, dataset, out)],
-                env=os.environ | ({"OPENAI_API_KEY": key} if key else {}),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EnvironmentFailure(
-                f"{_MODULE}: no end after {limit:.0f} s", "read the server's log"
-            ) from error
-        if done.returncode != 0 or not out.is_file():
-            lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
-            reason = lines[-1] if lines else f"exit {done.returncode}"
-            reason = reason.replace(url.rstrip("/"), secret.bare(url))
-            raise EnvironmentFailure(f"{_MODULE}: {reason[:300]}", "read the server's log")
-        result = json.loads(out.read_text().splitlines()[-1])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            result = _result(Path(folder), url, protocol, prompts, key, python, tell)
+    except OSError as error:
+        place = error.filename or tempfile.gettempdir()
+        raise EnvironmentFailure(f"{place}: {error.strerror}", "free space, or TMPDIR") from error
     return _run(result, protocol, number, warmup)
+
+
+def _result(
+    folder: Path,
+    url: str,
+    protocol: Protocol,
+    prompts: Sequence[Prompt],
+    key: str | None,
+    python: Path | None,
+    tell: Callable[[int], None],
+) -> dict[str, Any]:
+    """What the benchmark writes of one pass."""
+    dataset, out = folder / "prompts.jsonl", folder / "result.jsonl"
+    chosen = islice(cycle(prompts), protocol.concurrency)
+    rows = ({"conversations": [{"value": p}, {"value": "An answer."}]} for p in chosen)
+    dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    quiet = ["-W", "ignore", "-W", f"default:{_FAILED}"]
+    command = [python or sys.executable, *quiet, "-m", _MODULE]
+    command += _arguments(url, protocol, dataset, out)
+    limit = _START + _STEP * protocol.tokens
+
+    def heard(log: bytes) -> None:
+        steps = [int(n) for n, of in _BAR.findall(log) if int(of) == protocol.concurrency]
+        tell(steps[-1] if steps else 0)
+
+    code, said = _perform(command, _signed(url, key), folder, limit, heard)
+    if code or not out.is_file():
+        raise EnvironmentFailure(f"{_MODULE}: {said}", "read the server's log")
+    result: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+    return result
+
+
+def _perform(
+    command: Sequence[object],
+    environ: dict[str, str],
+    folder: Path,
+    limit: float,
+    heard: Callable[[bytes], None],
+) -> tuple[int, str]:
+    """Run ``command`` to its end, or ours; returns its exit code and what it said last.
+
+    Meanwhile ``heard`` gets what it has written to standard error.
+    Raises ``EnvironmentFailure`` when it has no end within ``limit`` seconds.
+    """
+    log, said = folder / "stderr", folder / "stdout"
+    end = time.monotonic() + limit
+    with log.open("wb") as stderr, said.open("wb") as stdout:
+        process = subprocess.Popen([*map(str, command)], env=environ, stdout=stdout, stderr=stderr)
+    try:
+        while process.poll() is None:
+            if time.monotonic() > end:
+                raise EnvironmentFailure(
+                    f"{_MODULE}: no end after {limit:.0f} s", "read the server's log"
+                )
+            heard(log.read_bytes())
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL)
+    finally:
+        process.kill()
+        process.wait()
+    lines = [
+        line.decode(errors="replace").strip()
+        for file in (said, log)
+        for line in file.read_bytes().splitlines()
+        if line.strip() and not _BAR.search(line)
+    ]
+    if any(_FAILED in line for line in lines):
+        return process.returncode, _FAILED
+    return process.returncode, (lines or [f"exit {process.returncode}"])[-1][:300]
+
+
+def _signed(url: str, key: str | None) -> dict[str, str]:
+    """This process's environment with what signs requests to ``url``, and nothing of another's
+    server: a command line is public, and holds neither."""
+    import httpx
+
+    environ = {name: value for name, value in os.environ.items() if name not in _SIGNS}
+    server = httpx.URL(url)
+    if server.userinfo:  # as everywhere, before the key
+        user = b64encode(f"{server.username}:{server.password}".encode()).decode()
+        return environ | {"API_KEY": f"Basic {user}"}
+    return environ | ({"OPENAI_API_KEY": key} if key else {})
 
 
 def _arguments(url: str, protocol: Protocol, dataset: Path, out: Path) -> list[str]:
     values = {
         "--backend": _BACKENDS[protocol.api],
-        "--base-url": url.rstrip("/"),
+        "--base-url": secret.bare(url).rstrip("/"),
         "--dataset-name": "custom",
         "--dataset-path": dataset,
         "--num-prompts": protocol.concurrency,
@@ -106,7 +178,7 @@ def _arguments(url: str, protocol: Protocol, dataset: Path, out: Path) -> list[s
     }
     if protocol.api != "native":
         values["--extra-request-body"] = json.dumps({"temperature": protocol.temperature})
-    flags = ["--flush-cache", "--output-details", "--disable-tqdm"]
+    flags = ["--flush-cache", "--output-details"]
     flags += ["--disable-stream"] if not protocol.stream else []
     flags += ["--disable-ignore-eos"] if not protocol.ignore_eos else []
     return [str(part) for pair in values.items() for part in pair] + flags

@@ -1,7 +1,7 @@
 """``report``: what was measured, as one HTML page that needs nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from .. import show
 from ..options import options
 from ..patchset.errors import EnvironmentFailure, Usage
 from . import bench, plots
-from .breakeven import Case
+from .breakeven import PHASES, Case
 from .breakeven_command import case_of, decode_ms
 from .compare import Comparison, alike, compare, drafter
 from .runs import Session, read_store
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Sessions that did the same, and so may be compared."""
+    """Sessions that did the same and have one baseline, so that they may be compared."""
 
     baseline: Session
     rows: list[Row]
@@ -51,7 +51,15 @@ class Group:
         """What they did."""
         did = self.baseline.protocol
         many = f"{did.concurrency} at once" if did.concurrency > 1 else "one at a time"
-        return f"{did.tokens} new tokens, {many}, temperature {did.temperature:g}, {did.prompts}"
+        model = f"{Path(self.baseline.model).name}: " if self.baseline.model else ""
+        how = f"{did.tokens} new tokens, {many}, temperature {did.temperature:g}, {did.prompts}"
+        return model + how
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases of all cycles that were split, in their order."""
+        splits = [row.session.breakdown for row in self.rows if row.session.breakdown]
+        return [name for name in ("decode", *PHASES) if any(name in one.phases for one in splits)]
 
     @property
     def headline(self) -> str:
@@ -128,32 +136,74 @@ def page(
 ) -> str:
     """The page. Raises ``Usage`` for an unknown baseline, or without the extra ``report``."""
     template = _template()
-    measured = [one for one in sessions if one.counted]
+    current = [one for n, one in enumerate(sessions) if not _replaced(one, sessions[n:])]
+    measured = [one for one in current if one.counted]
     if baseline and not any(baseline in (one.name, str(one.key)) for one in measured):
         raise Usage(f"no measured session {baseline!r}", "bench list names them")
-    kinds: dict[Any, list[Session]] = {}
-    for one in measured:
-        kinds.setdefault(alike(one.protocol), []).append(one)
-    parts = []
-    for done, members in enumerate(kinds.values()):
-        progress("drawing", done, len(kinds))
-        group = _group(members, baseline)
+    groups, parts = _groups(measured, baseline), []
+    for done, group in enumerate(groups):
+        progress("drawing", done, len(groups))
         parts.append({"group": group, **_drawn(group)})
-    progress("drawing", len(kinds), len(kinds))
+    progress("drawing", len(groups), len(groups))
     text: str = template.render(
         source=source,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         parts=parts,
-        failed=[one for one in sessions if not one.counted],
+        failed=[one for one in current if not one.counted],
         count=len(sessions),
+        replaced=len(sessions) - len(current),
     )
     return text
 
 
-def _group(members: list[Session], wanted: str | None) -> Group:
-    plain = [one for one in members if one.median("accept_length") is None]
-    named = [one for one in members if wanted in (one.name, str(one.key))]
-    baseline = (named or plain or members)[-1]
+def _replaced(one: Session, since: Sequence[Session]) -> bool:
+    """Whether ``one`` failed, and was measured in the same way again, to the end."""
+
+    def alike_but_for_prompts(other: Session) -> tuple[Any, ...]:
+        return alike(replace(other.protocol, prompts=""))  # a server that never was has none
+
+    return bool(one.failure) and any(
+        other.name == one.name and alike_but_for_prompts(other) == alike_but_for_prompts(one)
+        for other in since
+        if not other.failure
+    )
+
+
+def _groups(sessions: Sequence[Session], wanted: str | None) -> list[Group]:
+    """The sessions by protocol, and each with its baseline."""
+    kinds: dict[Any, list[Session]] = {}
+    for one in sessions:
+        kinds.setdefault(alike(one.protocol), []).append(one)
+    found: dict[int, tuple[Session, list[Session]]] = {}
+    for members in kinds.values():
+        for one in members:
+            baseline = _baseline(one, members, wanted)
+            found.setdefault(id(baseline), (baseline, []))[1].append(one)
+    return [
+        _group(one, members if any(one is other for other in members) else [one, *members])
+        for one, members in found.values()
+    ]
+
+
+def _baseline(one: Session, among: Sequence[Session], wanted: str | None) -> Session:
+    """The latest that is ``wanted``; else that its sweep names; else without speculation, since
+    what another model takes for a token says nothing of this one's, the latest of its model."""
+    same = [other for other in among if other.model == one.model]
+    candidates = (
+        [other for other in among if wanted in (other.name, str(other.key))],
+        [other for other in among if one.baseline and other.name == one.baseline],
+        [other for other in same if other.name == one.name and _is_baseline(one, among)],
+        [other for other in same if other.median("accept_length") is None],
+        same,
+    )
+    return next(found for found in candidates if found)[-1]
+
+
+def _is_baseline(one: Session, among: Sequence[Session]) -> bool:
+    return any(other.baseline == one.name for other in among)
+
+
+def _group(baseline: Session, members: Sequence[Session]) -> Group:
     rows, cases = [], {}
     for one in members:
         case = _case(one, baseline)

@@ -101,7 +101,7 @@ class Session:
     url: str
     protocol: Protocol
     labels: Mapping[str, str] = field(default_factory=dict)  # a sweep's settings
-    context: Mapping[str, Any] = field(default_factory=dict)  # see `context.look`
+    context: Mapping[str, Any] = field(default_factory=dict)  # see `context.look`, and `baseline`
     runs: tuple[Run, ...] = ()
     failure: str = ""  # why it ended early, or never began
     breakdown: Breakdown | None = None
@@ -111,6 +111,18 @@ class Session:
     def counted(self) -> tuple[Run, ...]:
         """The runs without the warm-ups."""
         return tuple(run for run in self.runs if not run.warmup)
+
+    @property
+    def model(self) -> str | None:
+        """The model's path, as the server has it."""
+        found: str | None = self.context.get("arguments", {}).get("model_path")
+        return found
+
+    @property
+    def baseline(self) -> str:
+        """The name of the session that its sweep holds it against; "" where none is named."""
+        found: str = self.context.get("baseline", "")
+        return found
 
     def values(self, what: str) -> list[float]:
         """The attribute ``what`` of every counted run that has it."""

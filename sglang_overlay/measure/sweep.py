@@ -1,14 +1,12 @@
 """``sweep``: experiments from a TOML file, one after the other, and a ranked table."""
 
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -16,12 +14,13 @@ import click
 from .. import show
 from ..options import options
 from ..patchset.errors import Usage
-from . import secret
+from . import bench, secret
 from .breakeven import Acceptance, Case
 from .campaign import Campaign, Voice, campaign
 from .compare import compare, drafter
 from .experiment import Experiment, Sweep, load
 from .runs import Session
+from .signals import terminated
 
 _EVERY = 30.0  # seconds between two lines of progress in a log
 SHIPPED = Path(__file__).with_name("sweeps")
@@ -62,7 +61,7 @@ def sweep(
         return 0
     with (
         _voice() as voice,
-        _terminated(),
+        terminated(),
         campaign(chosen, out or Path(f"sweep-{chosen.name}"), voice) as work,
     ):
         work.key = key
@@ -129,29 +128,6 @@ def _safe(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM, or a terminal that is closed, ends the sweep as Ctrl-C does, its server with it.
-
-    Under ``nohup`` SIGHUP stays ignored.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise click.Abort
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, now in before.items():
-        if now is not signal.SIG_IGN:
-            signal.signal(number, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise click.Abort from None
-    finally:
-        for number, now in before.items():
-            signal.signal(number, now)
-
-
 def _ranked(work: Campaign, ended: str) -> dict[str, Any]:
     """The results, fastest first, failures last; and what has none yet."""
     results, notes = work.results(), work.notes()
@@ -192,6 +168,7 @@ def _row(
         "all_reduce_ms": parts.verify.get("all-reduce") if parts else None,
         "graphs": dict(parts.graphs) if parts else {},
         "note": note,
+        "warnings": [] if session.failure else bench.warnings(session),
         "failure": session.failure,
     }
 
@@ -245,6 +222,8 @@ def _table(result: dict[str, Any]) -> None:
                 f"{row['experiment']}: accept length below that of {row['accept_below']}, "
                 "beyond noise: suspect wrong numbers"
             )
+        for text in row["warnings"]:
+            print(f"{row['experiment']}: {text}")
         eager = [name for name, mode in row["graphs"].items() if mode and mode != "graph"]
         if eager:
             modes = ", ".join(f"{name} {row['graphs'][name]}" for name in eager)

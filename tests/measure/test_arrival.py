@@ -107,3 +107,10 @@ def test_a_patched_server_gets_its_variables_on_the_command_line_alone() -> None
     assert words == ["--worker-env", "NCCL_ALGO=Ring", "--worker-env", "NCCL_ALGO@tp1=Tree"]
     assert environ == {"SGLANG_WORKER_ENV_REPORT_NAMES": "NCCL_ALGO"}
     assert deliver(one, patched=False) == ([], dict(one.env))
+
+
+def test_a_secret_for_the_workers_is_in_no_command_line() -> None:
+    one = experiment({**RING, "HF_TOKEN": "s3cret"})
+    words, environ = deliver(one, patched=True)
+    assert words == ["--worker-env", "NCCL_ALGO=Ring"]
+    assert environ == {"SGLANG_WORKER_ENV_REPORT_NAMES": "HF_TOKEN,NCCL_ALGO", "HF_TOKEN": "s3cret"}

@@ -5,11 +5,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
-from sglang_overlay.measure import bench, prompts
+from sglang_overlay.measure import bench, load, prompts
 from sglang_overlay.measure.runs import Protocol, open_store
 
 from .failing import event, serving
@@ -28,8 +29,8 @@ def test_every_run_has_its_tokens_and_the_times_within_it(server: str, api: str)
         assert run.ttft_ms and run.itl_p50_ms and run.itl_p99_ms and run.cycle_ms
         assert run.itl_p50_ms <= run.itl_p99_ms
         assert 0 < run.ttft_ms < run.seconds * 1e3
-        # The median interval and the mean one are of one size.
-        assert run.itl_p50_ms / 5 < run.cycle_ms < run.itl_p50_ms * 5
+        # The mean interval is of the size of the others, on a busy machine too.
+        assert run.itl_p50_ms / 5 < run.cycle_ms < run.itl_p99_ms * 2
         assert run.verify_cycles is None and run.accept_length is None
 
 
@@ -51,9 +52,17 @@ def test_without_streaming_there_are_tokens_and_no_times_within(server: str) -> 
 
 def test_many_at_once_go_through_sglangs_own_benchmark(server: str, tmp_path: Path) -> None:
     protocol = Protocol(warmup=0, runs=1, tokens=16, concurrency=4, temperature=1.0)
+    secretly = server.replace("//", "//bob:s3cret@")
+    seen: list[str] = []
+
+    def watch(what: str, done: int, total: int) -> None:
+        seen.extend(word for one in psutil.Process().children() for word in one.cmdline())
+
     with open_store(tmp_path / "b.sqlite") as store:
-        session = bench.run(server, protocol, store=store, python=sglang_python())
+        session = bench.run(secretly, protocol, store=store, python=sglang_python(), progress=watch)
         assert store.load() == [session]
+    assert load._MODULE in seen and server in seen
+    assert not any("s3cret" in word for word in seen)
     run = session.runs[0]
     assert (run.requests, run.tokens, run.finish) == (4, 64, "length")
     assert run.prompt_tokens == sum(len(str(one)) for one in prompts.built_in()[:4])
@@ -63,7 +72,8 @@ def test_many_at_once_go_through_sglangs_own_benchmark(server: str, tmp_path: Pa
 
 
 _METADATA = """
-import json, types
+import json, os, sys, types
+from sglang.benchmark.serving import get_auth_headers
 from sglang.srt.entrypoints.openai.utils import spec_tokens_details_from_meta_info
 from sglang.srt.managers import tokenizer_manager as manager
 manager.get_spec = lambda: types.SimpleNamespace(speculative_num_draft_tokens=3)
@@ -73,18 +83,27 @@ sent = types.SimpleNamespace(
 )
 meta = {}
 manager.TokenizerManager._calculate_spec_decoding_metrics(None, meta, sent, 0)
-print(json.dumps([meta, spec_tokens_details_from_meta_info(meta).model_dump()]))
+heads = []
+for signs in json.loads(sys.argv[1]):
+    os.environ.update(signs)
+    heads.append(get_auth_headers())
+print(json.dumps([meta, spec_tokens_details_from_meta_info(meta).model_dump(), heads]))
 """
 
 
 @pytest.fixture(scope="module")
 def metadata() -> list[dict[str, Any]]:
     """What SGLang says of a request of 9 tokens in 4 cycles: natively, and OpenAI-compatible.
+    And what its benchmark sends as credentials.
 
     Its own code says it; EAGLE itself needs kernels that do not run without a GPU.
     """
+    signs = [
+        {name: value for name, value in load._signed(url, key).items() if name in load._SIGNS}
+        for url, key in (("http://bob:s3cret@h", None), ("http://h", "a-key"))
+    ]
     done = subprocess.run(
-        [sglang_python(), "-W", "ignore", "-c", _METADATA],
+        [sglang_python(), "-W", "ignore", "-c", _METADATA, json.dumps(signs)],
         capture_output=True,
         text=True,
         check=True,
@@ -114,6 +133,15 @@ def test_acceptance_is_read_from_sglangs_own_metadata(
     run = session.runs[0]
     assert (run.verify_cycles, run.accept_length, run.histogram) == (4, 2.25, (1, 2, 1))
     assert (run.tokens, run.prompt_tokens, run.finish) == (9, 30, "length")
+
+
+def test_the_benchmark_takes_its_credentials_from_the_environment(
+    metadata: list[dict[str, Any]],
+) -> None:
+    assert metadata[2] == [
+        {"Authorization": "Basic Ym9iOnMzY3JldA=="},
+        {"Authorization": "Bearer a-key"},
+    ]
 
 
 def test_many_at_once_need_a_python_with_sglang(

@@ -1,16 +1,21 @@
 """Servers that fail: one clear message, and what was measured so far is kept."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sglang_overlay.cli import main
 from sglang_overlay.measure import bench, load
 from sglang_overlay.measure.runs import Protocol, open_store
 from sglang_overlay.measure.stream import Chunk, intervals
-from sglang_overlay.patchset.errors import EnvironmentFailure
+from sglang_overlay.patchset.errors import EnvironmentFailure, Usage
 
 from .failing import INFO, event, serving
 
@@ -195,7 +200,7 @@ def test_progress_tells_each_run_from_its_start_to_its_end() -> None:
     with serving() as (url, _):
         protocol = Protocol(warmup=1, runs=2, tokens=6)
         bench.run(url, protocol, progress=lambda *step: told.append(step))
-    for name in ("warm-up 1", "run 1", "run 2"):
+    for name in ("warm-up 1, tokens", "run 1, tokens", "run 2, tokens"):
         steps = [step for step in told if step[0] == name]
         assert steps[0] == (name, 0, 6) and steps[-1] == (name, 6, 6)
 
@@ -219,4 +224,88 @@ def test_a_benchmark_without_an_end_is_ended(
     protocol = Protocol(tokens=4, concurrency=2)
     monkeypatch.setattr("sglang_overlay.measure.load._STEP", 0.0)
     with pytest.raises(EnvironmentFailure, match="no end after 0 s"):
-        load.measure("http://127.0.0.1:9", protocol, ["a"], None, endless, 1, warmup=False)
+        load.measure("http://127.0.0.1:9", protocol, ["a"], None, endless, 1, False, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "signs"),
+    [
+        ("http://host", "s3cret-key", {"OPENAI_API_KEY": "s3cret-key"}),
+        ("http://bob:s3cret%40@host/", None, {"API_KEY": "Basic Ym9iOnMzY3JldEA="}),
+        ("http://bob:s3cret%40@host", "s3cret-key", {"API_KEY": "Basic Ym9iOnMzY3JldEA="}),
+        ("http://host", None, {}),  # what the user has for another server is not sent to this one
+    ],
+)
+def test_the_benchmark_has_its_credentials_by_the_environment_and_tells_how_far_it_is(
+    url: str,
+    key: str | None,
+    signs: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    python, gate = tmp_path / "python", tmp_path / "gate"
+    python.write_text(
+        f"""#!/bin/sh
+printf '%s\\n' "$@" > {tmp_path}/argv
+env > {tmp_path}/env
+printf '\\r 0%%|  | 7/8 [00:01\\r 0%%|  | 0/2 [00:00\\r 50%%|# | 1/2 [00:01' >&2
+read line < {gate}
+printf '\\r100%%|##| 2/2 [00:02\\nTraceback\\nKeyError: no data\\n' >&2
+exit 1
+"""
+    )
+    python.chmod(0o755)
+    os.mkfifo(gate)
+    monkeypatch.setattr("sglang_overlay.measure.load._START", 30.0)  # an end, should it not tell
+    for name in ("OPENAI_API_KEY", "API_KEY"):
+        monkeypatch.setenv(name, "s3cret of another server")
+    told = []
+
+    def tell(done: int) -> None:
+        told.append(done)
+        if done == 1:
+            gate.write_text("go on\n")
+
+    protocol = Protocol(tokens=4, concurrency=2)
+    with pytest.raises(EnvironmentFailure, match=r"serving: KeyError: no data$"):
+        load.measure(url, protocol, ["a"], key, python, 1, False, tell)
+    assert set(told) <= {0, 1, 2} and 1 in told
+    argv = (tmp_path / "argv").read_text()
+    assert "--base-url\nhttp://host\n" in argv
+    assert not any(word in argv for word in ("s3cret", "bob", "Ym9i"))
+    environ = dict(
+        line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line
+    )
+    assert {name: environ[name] for name in load._SIGNS if name in environ} == signs
+
+
+def test_a_bench_that_is_asked_to_end_takes_the_benchmark_along(tmp_path: Path) -> None:
+    python, gate = tmp_path / "python", tmp_path / "gate"
+    python.write_text(f'#!/bin/sh\n[ "$3" = -c ] && exit 0\necho $$ > {gate}\nexec sleep 60\n')
+    python.chmod(0o755)
+    os.mkfifo(gate)
+    store = tmp_path / "b.sqlite"
+    with serving() as (url, _):
+        given = ["--concurrency", "2", "--python", str(python), "--store", str(store), *_FEW]
+        command = [sys.executable, "-m", "sglang_overlay", "bench", "--url", url, *given]
+        process = subprocess.Popen(["env", "--default-signal", *command])
+        pid = int(gate.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("broken", ["python", "temporary"])
+def test_a_benchmark_that_cannot_be_started_is_one_message(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("no program")
+    protocol = Protocol(tokens=4, concurrency=2)
+    if broken == "python":
+        with pytest.raises(Usage, match=f"{python}: Permission denied"):
+            load.check(python, protocol, ["a"])
+        return
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(EnvironmentFailure, match=r"none.*: No such file or directory"):
+        load.measure("http://h", protocol, ["a"], None, python, 1, False, lambda _: None)

@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sglang_overlay.cli import main
-from sglang_overlay.measure.runs import Breakdown, open_store
+from sglang_overlay.measure import report
+from sglang_overlay.measure.runs import Breakdown, Protocol, open_store, read_store
 
 from .test_store import make
 
@@ -29,9 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two files: a baseline and three configurations; one more, and a failed start."""
     place = tmp_path_factory.mktemp("results")
     accept = (2.1, 2.0, 2.2, 2.1, 2.1)
-    split = Breakdown(9, {"draft": 1.0, "verify": 27.0}, {"all-reduce": 25.0}, 122)
+    step = Breakdown(9, {"decode": 11.0, "host": 0.5})
+    graphs = {"draft": "graph", "verify": "graph", "extend": "eager"}
+    phases = {"draft": 1.0, "verify": 27.0}
+    split = Breakdown(9, phases, {"all-reduce": 25.0}, 122, graphs)
     with open_store(place / "a.sqlite") as store:
-        store.append(make("plain", _times(_QUIET, 0.82)))
+        store.append(make("plain", _times(_QUIET, 0.82), breakdown=step))
         slow = make("eagle", _times(_QUIET, 0.6), accept=accept, context=_SPEC, breakdown=split)
         store.append(slow)
         store.append(make("patched", _times(_QUIET, 1.2), accept=accept, context=_SPEC))
@@ -87,6 +92,73 @@ def test_every_configuration_has_its_verdict(page: "Page") -> None:
 def test_break_even_predicts_what_was_measured(page: "Page") -> None:
     for measured, predicted in zip(_cells(page, 3)[1:], _cells(page, 6)[1:], strict=True):
         assert float(predicted) == pytest.approx(float(measured), rel=0.03)
+
+
+def test_where_a_cycle_goes_stands_in_figures(page: "Page") -> None:
+    table = page.locator("table >> nth=1")
+    heads, *rows = [row.split("\t") for row in table.inner_text().splitlines() if row.strip()]
+    figures = ["decode", "draft", "verify", "host", "all-reduces", "all-reduce ms"]
+    assert heads == ["configuration", *figures, "passes"]
+    none, passes = "\N{EN DASH}", "draft graph, verify graph, extend eager"
+    assert rows == [
+        ["plain", "11.000", none, none, "0.500", "0", none, ""],
+        ["eagle", none, "1.000", "27.000", none, "122", "25.000", passes],
+    ]
+
+
+def test_each_model_has_its_own_baseline_and_a_sweeps_word_counts_first(tmp_path: Path) -> None:
+    """Of two models, and of two backends whose sweep names a baseline for each."""
+
+    def context(model: str, baseline: str = "") -> dict[str, object]:
+        return {"arguments": {"model_path": f"/m/{model}"}, "baseline": baseline}
+
+    accept = (2.1, 2.0, 2.2, 2.1, 2.1)
+    with open_store(tmp_path / "s.sqlite") as store:
+        for model, plain, fast in (("llama", 1.0, 1.3), ("deep", 2.0, 1.0)):
+            store.append(make(f"{model} plain", _times(_QUIET, plain), context=context(model)))
+            spec = make(model, _times(_QUIET, fast), accept=accept, context=context(model))
+            store.append(spec)
+        for backend, plain in (("a", 1.0), ("b", 3.0)):
+            name = f"{backend} plain"
+            store.append(make(name, _times(_QUIET, plain), context=context("k")))
+        for backend, fast in (("a", 1.5), ("b", 1.8)):
+            known = context("k", f"{backend} plain")
+            store.append(make(backend, _times(_QUIET, fast), accept=accept, context=known))
+    with read_store(tmp_path / "s.sqlite") as store:
+        groups = report._groups(store.load(), None)
+        assert len(report._groups(store.load(), "a plain")) == 1
+    assert [
+        (row.session.name, group.baseline.name, row.comparison and row.comparison.speed.value)
+        for group in groups
+        for row in group.rows
+    ] == [
+        ("llama plain", "llama plain", None),
+        ("llama", "llama plain", pytest.approx(1.3)),
+        ("deep plain", "deep plain", None),
+        ("deep", "deep plain", pytest.approx(0.5)),
+        ("a plain", "a plain", None),
+        ("a", "a plain", pytest.approx(1.5)),
+        ("b plain", "b plain", None),
+        ("b", "b plain", pytest.approx(0.6)),
+    ]
+    assert [group.title.partition(":")[0] for group in groups] == ["llama", "deep", "k", "k"]
+
+
+def test_an_attempt_that_failed_is_left_out_once_it_was_measured(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.sqlite") as store:
+        store.append(make("killed", _QUIET[:2], failure="the sweep was killed on the way"))
+        store.append(make("tree", (), failure="out of memory"))
+        store.append(make("killed", _QUIET))
+        store.append(make("then", _QUIET))
+        store.append(make("no start", (), failure="port in use"))
+        asked = Protocol(prompts="random ids")
+        store.append(replace(make("no start", _QUIET), protocol=asked))
+        store.append(make("then", _QUIET[:1], failure="cut off"))
+        sessions = store.load()
+    text = report.page(sessions, "s", None)
+    assert "7 sessions" in text and "2 that failed, and were measured again since" in text
+    assert "killed on the way" not in text and "port in use" not in text
+    assert "out of memory" in text and "cut off" in text
 
 
 def test_a_click_on_a_heading_sorts_by_number_and_back(page: "Page") -> None:

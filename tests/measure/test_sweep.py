@@ -217,6 +217,23 @@ def test_a_row_whose_accept_length_fell_with_the_same_drafter_is_marked(
     assert "broken: accept length below that of sound" in told
 
 
+def test_a_row_whose_runs_ended_early_or_differ_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.py").write_text(SPECULATES)
+    text = experiments("exit 1", more="[bench]\nwarmup = 0\nruns = 1\ntokens = 13\n")
+    text = text.replace('"sh", "-c"', f'"{sys.executable}", "{tmp_path}/server.py"')
+    words = '"4" = true, "$port" = true, "2" = true'
+    text += f'[[experiment]]\nname = "short"\nargs = {{ {words} }}\n'
+    command = write(tmp_path, text)
+    assert main(command) == 0
+    warnings = {row["experiment"]: row["warnings"] for row in shown(capsys)[0]["results"]}
+    early = "run 1 ended early: 12 of 13 tokens (length)"
+    assert warnings == {"short": [early], "0": []}  # why 0 has no runs, its failure says
+    assert main(command[:-1]) == 0
+    assert f"short: {early}" in capsys.readouterr().out
+
+
 def test_two_sweeps_in_one_folder_are_kept_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
