@@ -31,6 +31,7 @@ def run(
     store: Store | None = None,
     labels: Mapping[str, str] | None = None,
     baseline: str = "",
+    simulated: str = "",
     key: str | None = None,
     python: Path | None = None,
     log: Path | None = None,
@@ -42,9 +43,10 @@ def run(
     ``prompts`` are used in turn, each run the next; without any the built-in texts, or
     random token ids where ``protocol.prompts`` says so or the server has no tokenizer.
     ``name`` is the server's model name if not given, ``baseline`` the name of the session that
-    this one is to be held against. ``python`` is the one that has SGLang, for
-    more than one request at once. ``log`` and ``tree`` are the server's log and source, to
-    learn its patches. Every run goes into ``store`` as soon as it is over.
+    this one is to be held against, ``simulated`` the accept length that its server was told to
+    pretend. ``python`` is the one that has SGLang, for more than one request at once. ``log``
+    and ``tree`` are the server's log and source, to learn its patches. Every run goes into
+    ``store`` as soon as it is over.
 
     A server that fails on the way does not raise: the session holds the runs so far and
     says why it ended. Raises ``Usage`` (no such server, key wanted, request refused) and
@@ -67,7 +69,7 @@ def run(
             url=secret.bare(url),
             protocol=protocol,
             labels=labels or {},
-            context=known | {"baseline": baseline},
+            context=known | {"baseline": baseline, "simulated": simulated},
         )
         session = store.begin(session) if store else session
         server = _Server(client, url, protocol, prompts, known["model"], key, python, progress)

@@ -174,17 +174,14 @@ def _speculative(session: Session) -> dict[str, Any]:
         counts = [sum(h[n] for h in histograms if n < len(h)) for n in range(size)]
         found["acceptance"] = Acceptance(length, from_histogram(counts).rates)
     if session.breakdown:
-        found |= _split(session.breakdown, cycle)
+        found |= _split(session, session.breakdown)
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _split(breakdown: Breakdown, cycle: float) -> dict[str, Any]:
-    # A profiler slows what it looks at: its shares hold, its milliseconds do not.
-    whole = sum(breakdown.phases.values())
-    scale = cycle / whole if whole else 0.0
-    found: dict[str, Any] = {f"{k}_ms": v * scale for k, v in breakdown.phases.items()}
+def _split(session: Session, breakdown: Breakdown) -> dict[str, Any]:
+    found: dict[str, Any] = {f"{name}_ms": ms for name, ms in session.phases.items()}
     if "all-reduce" in breakdown.verify:
-        found["allreduce_ms"] = breakdown.verify["all-reduce"] * scale
+        found["allreduce_ms"] = min(breakdown.verify["all-reduce"], found.get("verify_ms", 0.0))
     if breakdown.allreduces:
         found["allreduces"] = round(breakdown.allreduces)
     return found

@@ -14,7 +14,7 @@ from ..patchset.errors import EnvironmentFailure, PatchsetError
 from . import arrival, bench, profile
 from .experiment import Experiment, Sweep
 from .journal import Journal
-from .runs import Session, Store, open_store
+from .runs import SIMULATE, Session, Store, open_store
 from .server import Server, end_orphan, free_port, taken
 
 STORE = "results.sqlite"
@@ -153,6 +153,7 @@ class Campaign:
                 store=self.store,
                 labels=experiment.settings,
                 baseline=self.session_name(experiment.baseline) if experiment.baseline else "",
+                simulated={**experiment.environ, **experiment.env}.get(SIMULATE, ""),
                 key=self.key,
                 python=python if python.name.startswith("python") else None,
                 log=server.log,

@@ -70,8 +70,11 @@ class Comparison:
         The same drafter on the same prompts should be right as often. If it is not, numbers are
         wrong somewhere: a broken kernel shows here before it shows in the text. Where there are
         too few runs for an interval, a fall by a fifth counts if no run of ``b`` comes near ``a``.
+        A simulated accept length (``SGLANG_SIMULATE_ACC_LEN``) shows nothing.
         """
         if not self.same_drafter or self.accept_ratio is None:
+            return False
+        if self.a.simulated or self.b.simulated:
             return False
         if self.accept is None:
             a, b = (one.values("accept_length") for one in (self.a, self.b))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _INK = "#010203"  # stands for the page's text colour until the SVG is written
 #: Told apart on light and dark, and by people who see fewer colours (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+_HEIGHT = 190  # points, about, of the axes of a break-even plot
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sglang-overlay",
@@ -62,12 +63,13 @@ def rates(names: Sequence[str], values: Sequence[Sequence[float]]) -> "Figure":
     return _figure((8, 1 + 0.4 * len(names)), draw)
 
 
-def breakdown(names: Sequence[str], parts: Sequence[Mapping[str, float]]) -> "Figure":
-    """Milliseconds of a cycle, stacked by part, a bar for each session."""
+def breakdown(
+    names: Sequence[str], parts: Sequence[Mapping[str, float]], order: Sequence[str]
+) -> "Figure":
+    """Milliseconds of a cycle, stacked by part in this ``order``, a bar for each session."""
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        order = list(dict.fromkeys(part for one in parts for part in one))
         left = [0.0] * len(names)
         for number, part in enumerate(order):
             widths = [one.get(part, 0.0) for one in parts]
@@ -118,10 +120,16 @@ def _line(axes: Any, cases: Mapping[str, Case]) -> None:
     axes.fill_between(lengths, even, top, color=COLOURS[5], alpha=0.15, linewidth=0)
     axes.fill_between(lengths, 0, even, color=COLOURS[2], alpha=0.15, linewidth=0)
     axes.plot(lengths, even, color=_INK, linewidth=1)
-    for name, case in cases.items():
+    above = 0.0  # where the next name has room, in points
+    for name, case in sorted(cases.items(), key=lambda item: item[1].cycle_ms):
         place = (case.acceptance.length, case.cycle_ms)
+        height = case.cycle_ms / top * _HEIGHT
+        above = max(height + 6, above)
         axes.plot(*place, "o", color=COLOURS[0])
-        axes.annotate(name, place, xytext=(6, 6), textcoords="offset points", parse_math=False)
+        axes.annotate(
+            name, place, xytext=(6, above - height), textcoords="offset points", parse_math=False
+        )
+        above += 12
     axes.text(1.05, top * 0.93, "speculation loses", va="top")
     axes.text(longest, top * 0.04, "speculation wins", ha="right")
     axes.set(xlim=(1, longest), ylim=(0, top), xlabel="accept length", ylabel="ms a cycle")

@@ -15,6 +15,7 @@ from . import bench, plots
 from .breakeven import PHASES, Case
 from .breakeven_command import case_of, decode_ms
 from .compare import Comparison, alike, compare, drafter
+from .kernels import KINDS
 from .runs import Session, read_store
 
 _LABELS = 28  # characters of a bar's label
@@ -240,11 +241,11 @@ def _drawn(group: Group) -> dict[str, str]:
     if group.cases:
         drawn["cases"] = plots.svg(plots.positions(group.cases))
     if split:
-        parts = [one.phases for _, one in split]
-        drawn["split"] = plots.svg(plots.breakdown([name for name, _ in split], parts))
+        phases = [one.phases for one in sessions if one.breakdown]
+        drawn["split"] = plots.svg(plots.breakdown([n for n, _ in split], phases, group.phases))
     if any(one.verify for _, one in split):
         parts = [one.verify for _, one in split]
-        drawn["verify"] = plots.svg(plots.breakdown([name for name, _ in split], parts))
+        drawn["verify"] = plots.svg(plots.breakdown([n for n, _ in split], parts, KINDS))
     return drawn
 
 

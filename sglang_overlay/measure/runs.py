@@ -16,6 +16,8 @@ from typing import Any
 
 from ..patchset.errors import EnvironmentFailure, Usage
 
+#: The variable that has SGLang accept drafts by chance, so long on average.
+SIMULATE = "SGLANG_SIMULATE_ACC_LEN"
 APIS = ("native", "openai", "chat")
 _LEAST = {"warmup": 0, "runs": 1, "tokens": 1, "concurrency": 1}
 
@@ -101,11 +103,36 @@ class Session:
     url: str
     protocol: Protocol
     labels: Mapping[str, str] = field(default_factory=dict)  # a sweep's settings
-    context: Mapping[str, Any] = field(default_factory=dict)  # see `context.look`, and `baseline`
+    context: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # see `context.look`; baseline, simulated
     runs: tuple[Run, ...] = ()
     failure: str = ""  # why it ended early, or never began
     breakdown: Breakdown | None = None
     key: int = 0  # in the store; 0 until it is there
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its server was told an accept length, so that the drafts' say nothing."""
+        workers = self.context.get("workers") or []
+        told = any(SIMULATE in worker["variables"] for worker in workers)
+        return told or bool(self.context.get("simulated"))
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of each phase in a cycle as long as it was measured; {} without a breakdown.
+
+        A profiler slows the host, not the kernels: what they take holds, and ``host`` is the rest.
+        """
+        if self.breakdown is None:
+            return {}
+        busy = {name: ms for name, ms in self.breakdown.phases.items() if name != "host"}
+        cycle, whole = self.median("cycle_ms"), sum(busy.values())
+        if cycle is None:
+            return dict(self.breakdown.phases)
+        if whole > cycle:
+            return {name: ms * cycle / whole for name, ms in busy.items()}
+        return {**busy, "host": cycle - whole}
 
     @property
     def counted(self) -> tuple[Run, ...]:

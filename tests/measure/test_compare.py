@@ -78,6 +78,21 @@ def test_an_accept_length_that_fell_beyond_noise_is_found(
 
 
 @pytest.mark.parametrize(
+    "told",
+    [
+        {"simulated": "2.1"},
+        {"workers": [{"worker": "tp0", "variables": {"SGLANG_SIMULATE_ACC_LEN": "2.1"}}]},
+    ],
+)
+def test_a_simulated_accept_length_never_fell(told: dict[str, object]) -> None:
+    fallen = {"accept": _times(_SPEC, 0.9)}
+    a, b = make("a", _QUIET, accept=_SPEC), make("b", _QUIET, **fallen, context=told)
+    assert not compare(a, b).accept_fell
+    plain = compare(a, make("b", _QUIET, **fallen, context={"simulated": "", "workers": None}))
+    assert plain.accept_fell
+
+
+@pytest.mark.parametrize(
     ("accept", "fell"),
     [
         ((1.5, 1.6, 1.55), True),
