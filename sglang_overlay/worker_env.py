@@ -49,7 +49,7 @@ def from_server(url: str, key: str | None) -> list[Report]:
 
 
 def from_log(file: Path) -> list[Report]:
-    """The last report of each worker (process and ranks) that logged one in ``file``.
+    """The last report of each worker that logged one in ``file``, in that order.
 
     Damaged reports are left out, with a note. Raises ``Usage``.
     """
@@ -57,23 +57,34 @@ def from_log(file: Path) -> list[Report]:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise Usage(f"{file}: {error.strerror}") from error
-    last: dict[str, Report] = {}
+    last: list[Report] = []
     damaged = 0
     for line in lines:
         # Ray colours lines; two processes may write into one.
         _, *starts = click.unstyle(line).split(_START)
         for text in starts:
             if report := _parsed(text):
-                name = name_of(report)
-                last.pop(name, None)
-                last[name] = report
+                last = [earlier for earlier in last if not _replaces(report, earlier)]
+                last.append(report)
             else:
                 damaged += 1
     if damaged:
         click.echo(f"{file}: {damaged} damaged reports left out", err=True)
     if not last:
         raise Usage(f"{file}: no line with worker_env=, of the patch worker-env-report")
-    return list(last.values())
+    return last
+
+
+def _replaces(report: Report, earlier: Report) -> bool:
+    """Whether ``earlier`` was of the same worker: of the process itself, or of another launch.
+
+    Several tokenizer workers and detokenizers of one launch have one name.
+    """
+    if name_of(report) != name_of(earlier):
+        return False
+    launch = report.get("launch")
+    of_one_launch = launch is not None and launch == earlier.get("launch")
+    return not of_one_launch or all(report.get(k) == earlier.get(k) for k in ("host", "pid"))
 
 
 def _parsed(text: str) -> Report | None:
@@ -94,9 +105,18 @@ def _is_whole(report: Report) -> bool:
 
 
 def name_of(report: Report) -> str:
-    """What a column is called: ``scheduler tp0 dp1``."""
+    """What a worker is called: ``scheduler tp0 dp1``."""
     ranks = [f"{kind}{rank}" for kind, rank in report["ranks"].items()]
     return " ".join([report["process"], *ranks])
+
+
+def _columns(reports: list[Report]) -> list[str]:
+    """What the columns are called: the workers' names, with the pid where two have one name."""
+    count = Counter(map(name_of, reports))
+    return [
+        f"{name} pid{report.get('pid')}" if count[name := name_of(report)] > 1 else name
+        for report in reports
+    ]
 
 
 def compare(reports: list[Report]) -> dict[str, Any]:
@@ -125,7 +145,7 @@ def compare(reports: list[Report]) -> dict[str, Any]:
                 ],
             }
         )
-    return {"workers": [name_of(report) for report in reports], "variables": variables}
+    return {"workers": _columns(reports), "variables": variables}
 
 
 @click.command("env")

@@ -91,6 +91,38 @@ def test_the_last_report_of_each_worker_counts(
     assert result["variables"][0]["values"] == ["Ring", "Ring"]
 
 
+def tokenizer(launch: str | None, pid: int, value: str) -> dict[str, object]:
+    of_launch = {"host": "h", "pid": pid} | ({} if launch is None else {"launch": launch})
+    return report(0, NCCL_ALGO=value) | {"process": "tokenizer_worker"} | of_launch
+
+
+NAME = "tokenizer_worker tp0 dp0"
+
+
+@pytest.mark.parametrize(
+    ("reports", "workers", "values"),
+    [
+        ([("a", 1, "Ring"), ("a", 2, "Tree")], [f"{NAME} pid1", f"{NAME} pid2"], ["Ring", "Tree"]),
+        ([("a", 1, "Ring"), ("a", 2, "Ring"), ("a", 1, "Tree")], None, ["Ring", "Tree"]),
+        # Another start: what came before is over, also where it had the same pid.
+        ([("a", 1, "Ring"), ("a", 2, "Ring"), ("b", 2, "Tree")], [NAME], ["Tree"]),
+        # From a patch that did not name the launch.
+        ([(None, 1, "Ring"), (None, 2, "Tree")], [NAME], ["Tree"]),
+    ],
+)
+def test_workers_of_one_name_are_kept_apart_within_a_launch(
+    reports: list[tuple[str | None, int, str]],
+    workers: list[str] | None,
+    values: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["env", "--log", log(tmp_path, *(tokenizer(*r) for r in reports)), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["workers"] == (workers or [f"{NAME} pid2", f"{NAME} pid1"])
+    assert result["variables"][0]["values"] == values
+
+
 LINE = f"worker_env={json.dumps(report(0, NCCL_ALGO='Ring'))}"
 
 

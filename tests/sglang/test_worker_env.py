@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from sglang_overlay.cli import main
+from sglang_overlay.worker_env import compare, from_log
 
 MODEL = {
     "architectures": ["GPT2LMHeadModel"],
@@ -74,7 +75,7 @@ if __name__ == "__main__":
 SERVER = """
 import json, os, subprocess, sys, time, urllib.error, urllib.request
 port, log = sys.argv[1], open(sys.argv[2], "w")
-form, ours = json.loads(sys.argv[3])
+form, ours, count = json.loads(sys.argv[3])
 server = subprocess.Popen([sys.executable, *form, "--port", port],
                           stdout=log, stderr=subprocess.STDOUT)
 
@@ -95,6 +96,11 @@ try:
         if server.poll() is not None or get("/health")[0] == 200:
             break
         time.sleep(1)
+    reported = lambda: open(sys.argv[2]).read().count('worker_env={"process": ')
+    for _ in range(600):  # a tokenizer worker may answer before another has started
+        if server.poll() is not None or reported() >= count:
+            break
+        time.sleep(0.1)
     bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     ours = [*ours, "--url", f"http://127.0.0.1:{port}", "--key", "admin"]
     seen = subprocess.run(ours, env=bare, cwd="/", capture_output=True, text=True)
@@ -226,8 +232,11 @@ def test_engine_with_dp_controller(python, patched, tmp_path):
 
 def test_a_worker_takes_less_than_20_ms_more_to_start(python, patched, tmp_path):
     """The modules' import, the variables, a lint that has names to look up, the report, and what
-    it has at the end. It is time of a processor, in the best of 15 processes: other work on the
-    machine only adds to it."""
+    it has at the end: what our code costs, not how long a worker of a busy machine takes.
+
+    Each of the 15 processes does the same work. Their processor time differs by what others do to
+    them (cold caches, a shared core, a lower clock), and that only adds to it. So the smallest
+    is nearest to the cost of the code, and cannot be below it; a median tells of the neighbours."""
     file, _ = driver(tmp_path, OVERHEAD)
     pairs = ["NCCL_ALGO=Tree", "NCCL_IB_HCAS=mlx5", "NCCL_DEBUG=WARN"]
     run = python(patched, file, json.dumps(pairs), PYTHONDONTWRITEBYTECODE="")
@@ -242,18 +251,19 @@ ALWAYS = {"data_parallel_controller", "scheduler", "detokenizer"}
 
 
 @pytest.mark.parametrize(
-    ("form", "more", "processes"),
+    ("form", "more", "processes", "count"),
     [
-        (["-m", "sglang.launch_server"], [], ALWAYS),
+        (["-m", "sglang.launch_server"], [], ALWAYS, 4),
         (
             ["-c", CLI, "serve"],  # what the script sglang does
             ["--tokenizer-worker-num", "2"],
             ALWAYS | {"tokenizer_worker"},
+            6,
         ),
     ],
     ids=["launch_server", "sglang serve"],
 )
-def test_launch_server(python, patched, tmp_path, form, more, processes):
+def test_launch_server(python, patched, tmp_path, form, more, processes, count):
     file, model = driver(tmp_path, SERVER)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -272,9 +282,11 @@ def test_launch_server(python, patched, tmp_path, form, more, processes):
     log = tmp_path / "server.log"
     ours = [sys.executable, "-m", "sglang_overlay", "env", "--json"]
     bind = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    asked = json.dumps([[*form, *argv, *more], ours])
+    asked = json.dumps([[*form, *argv, *more], ours, count])
     run = python(patched, file, port, log, asked, **bind)
     assert main(["env", "--log", str(log)]) == 1
+    workers = compare(from_log(log))["workers"]
+    assert len(set(workers)) == len(workers) == count, workers
     result, log = result_of(run), log.read_text()
     code, printed, errors = result["command"]
     assert code == 1, errors

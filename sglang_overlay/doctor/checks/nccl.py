@@ -9,7 +9,8 @@ from ..finding import Finding, error, ok, unknown, warning
 # Names that others read, and NCCL does not: torch, images of NVIDIA (NCCL_VERSION says what they
 # hold), NCCL's own loader, and plugins.
 _READ_BY_OTHERS = re.compile(
-    "NCCL_(ASYNC_ERROR_HANDLING|BLOCKING_WAIT|DESYNC_DEBUG|ENABLE_TIMING|VERSION|CONF_FILE"
+    "NCCL_(ASYNC_ERROR_HANDLING|BLOCKING_WAIT|DESYNC_DEBUG|ENABLE_TIMING"
+    "|USE_TENSOR_REGISTER_ALLOCATOR_HOOK|VERSION|CONF_FILE"
     "|(FASTRAK|GPUDIRECTTCPX|PLUGIN|SHARP|TESTS|TUNER_CONFIG)_.*)"
 )
 
