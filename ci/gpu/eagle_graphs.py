@@ -111,8 +111,13 @@ BATCHES = {
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
+FAILED = []  # what did not come to its end
+
+
 def result(**fields):
     print("RESULT", json.dumps(fields), flush=True)
+    if "error" in fields or (fields.get("rc", 0) != 0 and fields["case"] != "refuse"):
+        FAILED.append(fields["case"])
 
 
 def prompt(length, salt):
@@ -180,13 +185,13 @@ def churn(engine, tokens):
             rid=f"c-{number}",
             stream=True,
         )
-        length, aborted = 0, number % 4 != 3
+        length, stays = 0, number % 4 != 3
         async for output in stream:
             length = len(output["output_ids"])
             # Not before it decodes: an abort in the queue meets no verify pass.
-            if length >= 20 and not aborted:
+            if length >= 20 and not stays:
                 engine.tokenizer_manager.abort_request(rid=f"c-{number}")
-                aborted = True
+                stays = True
         return length
 
     async def every():
@@ -323,11 +328,14 @@ def shadow(name, file):
 def equal(first, second, options):
     """How many requests of two cases have the same tokens, and their accept lengths."""
     runs = [json.loads((options.out / name / "runs.json").read_text()) for name in (first, second)]
+    if len(runs[0]) != len(runs[1]):
+        return result(case=f"{first} and {second}", error="one has no tokens")
     for one, other in zip(*runs, strict=True):
         same = sum(a == b for a, b in zip(one["ids"], other["ids"], strict=True))
         lengths = [round(sum(map(len, run["ids"])) / sum(run["verify"]), 3) for run in (one, other)]
         requests = f"{same} of {one['bs']}"
         result(case=f"{first} and {second}", bs=one["bs"], equal=requests, accept_length=lengths)
+    return None
 
 
 def load_trace(folder):
@@ -415,8 +423,8 @@ def main():
         against(*pair, options)
     for pair in options.equal:
         equal(*pair, options)
-    return None
+    return 1 if FAILED else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

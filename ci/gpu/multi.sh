@@ -28,7 +28,7 @@ step() { # NAME COMMAND...: what it printed goes to OUT/NAME.log, its tables and
 
 run() { # STEP WORLD
     local ranks=(torchrun --nproc-per-node "$2") engines=$OUT/engines-$2
-    local engine=(python3 eagle_graphs.py --out "$engines" --tp "$2" --tokens 256 --timeout "$LIMIT")
+    local engine=(python3 eagle_graphs.py --out "$engines" --tp "$2" --tokens 256 --timeout $((LIMIT - 60)))
     case $1 in
     doctor) step doctor sglang-overlay doctor --deep ;;
     numbers) step "numbers-$2" "${ranks[@]}" fused_allreduce.py --check ;;
@@ -66,6 +66,8 @@ run() { # STEP WORLD
 
 [ $# = 0 ] && set -- doctor numbers speed fail choice collectives no-p2p bench engine engine-trtllm engine-fail
 for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
+    ((16 % world)) && echo "STEP world $world: left out, the model has 16 heads" && continue
+    ((world < 2 || world > all)) && echo "STEP world $world: left out, here are $all GPUs" && continue
     for one in "$@"; do
         [ "$one" = doctor ] && [ -e "$OUT/doctor.log" ] || run "$one" "$world"
     done

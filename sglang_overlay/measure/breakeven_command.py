@@ -179,11 +179,11 @@ def _speculative(session: Session) -> dict[str, Any]:
 
 
 def _split(session: Session, breakdown: Breakdown) -> dict[str, Any]:
-    found: dict[str, Any] = {f"{name}_ms": ms for name, ms in session.phases.items()}
-    if "all-reduce" in breakdown.verify:
-        found["allreduce_ms"] = min(breakdown.verify["all-reduce"], found.get("verify_ms", 0.0))
-    if breakdown.allreduces:
-        found["allreduces"] = round(breakdown.allreduces)
+    phases, traced = session.phases, breakdown.phases
+    found: dict[str, Any] = {f"{name}_ms": ms for name, ms in phases.items()}
+    if count := round(breakdown.allreduces):
+        part = breakdown.verify.get("all-reduce", 0.0) / (traced.get("verify") or 1.0)
+        found |= {"allreduces": count, "allreduce_ms": part * phases.get("verify", 0.0)}
     return found
 
 

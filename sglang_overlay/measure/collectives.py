@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import combinations
@@ -106,14 +107,15 @@ def _run(args: argparse.Namespace, seat: Seat, plan: Plan) -> int:
 
     dist.init_process_group("gloo")
     try:
-        if seat.rank == 0:
-            print(
-                "kernels are built or loaded; the first build of FlashInfer's trtllm module takes "
-                "minutes (273 s on 16 cores)",
-                file=sys.stderr,
-                flush=True,
-            )
-        table = measure(plan, seat, CANDIDATES)
+        begun = time.monotonic()
+
+        def tell(text: str) -> None:
+            if seat.rank == 0:
+                print(f"{time.monotonic() - begun:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+        tell("the first time, FlashInfer builds its trtllm module for minutes (273 s on 16 cores)")
+        tell("and tunes PCIe-IPC for one (60 s on two H200)")
+        table = measure(plan, seat, CANDIDATES, tell)
         if seat.rank == 0:
             machine = _machine(1 if seat.one_gpu else seat.world)
             _print_json(machine, table) if args.json else _print_text(machine, table)

@@ -1,7 +1,7 @@
 """The candidates at work on all ranks, in step: prepared, checked, timed in turns, voted on."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -70,9 +70,12 @@ class Table:
 class Ensemble:
     """This rank's players, and the votes that it shares with the other ranks."""
 
-    def __init__(self, candidates: Mapping[str, str], seat: Seat, plan: Plan) -> None:
+    def __init__(
+        self, candidates: Mapping[str, str], seat: Seat, plan: Plan, tell: Callable[[str], None]
+    ) -> None:
         import torch.distributed as dist
 
+        self._tell = tell
         self._dist, self._world = dist, seat.world
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True) if seat.rank == 0 else None
         port = self._gather(self._store and self._store.port)[0]
@@ -98,6 +101,7 @@ class Ensemble:
     def leave_out(self, name: str, reason: str) -> None:
         """End the candidate. Every rank calls it, with the same reason."""
         self.left_out[name] = reason
+        self._tell(f"{name}: left out: {reason}")
         self._players.pop(name).end()
 
     def end(self) -> None:
@@ -122,24 +126,37 @@ class Ensemble:
         return values
 
 
-def measure(plan: Plan, seat: Seat, candidates: Mapping[str, str]) -> Table:
-    """The table; every rank of the default group, which is a CPU group, calls it alike."""
-    ensemble = Ensemble(candidates, seat, plan)
+def measure(
+    plan: Plan,
+    seat: Seat,
+    candidates: Mapping[str, str],
+    tell: Callable[[str], None] = lambda text: None,
+) -> Table:
+    """The table; every rank of the default group, which is a CPU group, calls it alike.
+
+    ``tell`` hears of each step as it begins, and of each candidate that is left out.
+    """
+    ensemble = Ensemble(candidates, seat, plan, tell)
     try:
         for name in ensemble.names:
-            _prepare(ensemble, name, plan)
-        cells = [cell for rows in plan.rows for cell in _row(ensemble, rows, plan)]
+            _prepare(ensemble, name, plan, tell)
+        cells = []
+        for rows in plan.rows:
+            tell(f"{rows} rows")
+            cells += _row(ensemble, rows, plan)
     finally:
         ensemble.end()
     kept = tuple(cell for cell in cells if cell.candidate not in ensemble.left_out)
     return Table(plan, seat.world, kept, ensemble.left_out)
 
 
-def _prepare(ensemble: Ensemble, name: str, plan: Plan) -> None:
+def _prepare(ensemble: Ensemble, name: str, plan: Plan, tell: Callable[[str], None]) -> None:
+    tell(f"{name}: building")
     missing = ensemble.ask(name, plan.build_timeout, "missing")
     if missing and any(missing):
         ensemble.leave_out(name, _by_rank(missing))
     elif missing and ensemble.ask(name, plan.build_timeout, "build"):
+        tell(f"{name}: opening")
         ensemble.ask(name, plan.timeout, "open")
 
 

@@ -35,14 +35,14 @@ def breakeven(case: Case, chains: Sequence[Case]) -> "Figure":
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots(1, 2 if chains else 1, squeeze=False)[0]
-        _line(axes[0], {f"{case.speedup:.2f}x": case})
+        _line(axes[0], [(f"{case.speedup:.2f}x", case)])
         if chains:
             _by_steps(axes[1], case, chains)
 
     return _figure((8, 3.4) if chains else (5, 3.4), draw)
 
 
-def positions(cases: Mapping[str, Case]) -> "Figure":
+def positions(cases: Sequence[tuple[str, Case]]) -> "Figure":
     """Where each case stands against the break-even cycle; all have one baseline."""
     return _figure((8, 3.6), lambda figure: _line(figure.subplots(), cases))
 
@@ -111,17 +111,17 @@ def write(figure: "Figure", file: Path) -> None:
         raise Usage(f"{file}: {error}", "--plot FILE.svg") from error
 
 
-def _line(axes: Any, cases: Mapping[str, Case]) -> None:
-    decode = next(iter(cases.values())).decode_ms
-    longest = max(4.0, *(case.acceptance.length + 1 for case in cases.values()))
+def _line(axes: Any, cases: Sequence[tuple[str, Case]]) -> None:
+    decode = cases[0][1].decode_ms
+    longest = max(4.0, *(case.acceptance.length + 1 for _, case in cases))
     lengths = [1.0, longest]
     even = [length * decode for length in lengths]
-    top = max(even[-1], *(case.cycle_ms for case in cases.values())) * 1.1
+    top = max(even[-1], *(case.cycle_ms for _, case in cases)) * 1.1
     axes.fill_between(lengths, even, top, color=COLOURS[5], alpha=0.15, linewidth=0)
     axes.fill_between(lengths, 0, even, color=COLOURS[2], alpha=0.15, linewidth=0)
     axes.plot(lengths, even, color=_INK, linewidth=1)
     above = 0.0  # where the next name has room, in points
-    for name, case in sorted(cases.items(), key=lambda item: item[1].cycle_ms):
+    for name, case in sorted(cases, key=lambda item: item[1].cycle_ms):
         place = (case.acceptance.length, case.cycle_ms)
         height = case.cycle_ms / top * _HEIGHT
         above = max(height + 6, above)

@@ -45,7 +45,7 @@ class Group:
 
     baseline: Session
     rows: list[Row]
-    cases: dict[str, Case]
+    cases: list[tuple[str, Case]]
 
     @property
     def title(self) -> str:
@@ -205,11 +205,11 @@ def _is_baseline(one: Session, among: Sequence[Session]) -> bool:
 
 
 def _group(baseline: Session, members: Sequence[Session]) -> Group:
-    rows, cases = [], {}
+    rows, cases = [], []
     for one in members:
         case = _case(one, baseline)
         if case:
-            cases[_label(one, members)] = case
+            cases.append((_label(one, members), case))
         comparison = None if one is baseline else compare(baseline, one)
         notes = bench.warnings(one)
         if below := _below(one, members):

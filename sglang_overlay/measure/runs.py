@@ -115,8 +115,8 @@ class Session:
     def simulated(self) -> bool:
         """Whether its server was told an accept length, so that the drafts' say nothing."""
         workers = self.context.get("workers") or []
-        told = any(SIMULATE in worker["variables"] for worker in workers)
-        return told or bool(self.context.get("simulated"))
+        told = [worker["variables"].get(SIMULATE) for worker in workers]
+        return any(float(one or 0) > 0 for one in (*told, self.context.get("simulated")))
 
     @property
     def phases(self) -> dict[str, float]:

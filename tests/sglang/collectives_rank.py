@@ -28,7 +28,13 @@ if __name__ == "__main__":
         timeout=10,
     )
     seat = Seat(rank, world, "cpu", plan.hidden, plan.dtype, 3)
-    table = measure(plan, seat, {name: CANDIDATES[name] for name in names or CANDIDATES})
+    told: list[str] = []
+    candidates = {name: CANDIDATES[name] for name in names or CANDIDATES}
+    table = measure(plan, seat, candidates, told.append)
     dist.destroy_process_group()
-    said = {"results": results(table), "still running": len(multiprocessing.active_children())}
+    said = {
+        "results": results(table),
+        "told": told,
+        "still running": len(multiprocessing.active_children()),
+    }
     Path(folder, f"{rank}.json").write_text(json.dumps(said))

@@ -38,6 +38,10 @@ def measured(folder: Path, ranks: int, *args: str) -> list[dict[str, Any]]:
     assert said == [said[0]] * ranks
     assert said[0]["still running"] == 0
     results: list[dict[str, Any]] = said[0]["results"]
+    for one in results:
+        assert f"{one['candidate']}: building" in said[0]["told"]
+        if "left_out" in one:
+            assert f"{one['candidate']}: left out: {one['left_out']}" in said[0]["told"]
     return results
 
 
