@@ -16,7 +16,7 @@ from sglang_overlay.patchset.pin import patches_folder
 from .. import nccl_algo
 from .machine import (
     GIB,
-    PINS,
+    PATCHES,
     behind_switch,
     cache,
     card,
@@ -365,7 +365,7 @@ CASES: list[tuple[str, State, Facts, str]] = [
     (
         "eagle-graphs",
         State.OK,
-        server(Facts(pins=PINS), attention_backend="triton"),
+        server(Facts(pins=PATCHES), attention_backend="triton"),
         "every",
     ),
     (

@@ -13,6 +13,10 @@ import pytest
 
 from sglang_overlay.cli import main
 
+from ..pins import NEWEST, each_pin_with, pins_with
+
+PATCH = "worker-env-report"
+
 MODEL = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
@@ -182,6 +186,7 @@ def value_of(report, name):
     return entry.get("value"), entry.get("origin")
 
 
+@each_pin_with(PATCH)
 def test_engine_with_dp_controller(python, patched, tmp_path):
     file, model = driver(tmp_path, ENGINE)
     arguments = dict(
@@ -242,16 +247,19 @@ ALWAYS = {"data_parallel_controller", "scheduler", "detokenizer"}
 
 
 @pytest.mark.parametrize(
-    ("form", "more", "processes"),
+    ("pin", "form", "more", "processes"),
     [
-        (["-m", "sglang.launch_server"], [], ALWAYS),
+        *((pin, ["-m", "sglang.launch_server"], [], ALWAYS) for pin in pins_with(PATCH)),
         (
+            NEWEST,
             ["-c", CLI, "serve"],  # what the script sglang does
             ["--tokenizer-worker-num", "2"],
             ALWAYS | {"tokenizer_worker"},
         ),
     ],
-    ids=["launch_server", "sglang serve"],
+    ids=[*(f"{pin.name}-launch_server" for pin in pins_with(PATCH)), "sglang serve"],
+    indirect=["pin"],
+    scope="session",
 )
 def test_launch_server(python, patched, tmp_path, form, more, processes):
     file, model = driver(tmp_path, SERVER)

@@ -16,7 +16,7 @@ from sglang_overlay.patchset.series import Series
 from sglang_overlay.patchset.source import pinned_wheel, released_wheel
 
 from ..conftest import git
-from ..pinned.conftest import PINS
+from ..pins import PINS
 
 
 @pytest.fixture(scope="session")
