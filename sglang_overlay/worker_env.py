@@ -14,8 +14,11 @@ import click
 from . import show
 from .options import options
 from .patchset.errors import EnvironmentFailure, Usage
+from .patchset.pin import load_pins, patches_folder
+from .patchset.series import read_names
 
 Report = dict[str, Any]
+_PATCH = "worker-env-report"
 _START = 'worker_env={"process": '
 _OF_EACH_RANK = {"CUDA_VISIBLE_DEVICES"}  # differs by design: each Ray actor has its own GPU
 
@@ -43,8 +46,8 @@ def from_server(url: str, key: str | None) -> list[Report]:
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise Usage(
             f"{url}/worker_env: {answer.status_code}, no report: the server does not run the "
-            "patch worker-env-report",
-            "apply it and start the server again",
+            f"patch {_PATCH}",
+            _apply(),
         ) from error
 
 
@@ -71,7 +74,7 @@ def from_log(file: Path) -> list[Report]:
     if damaged:
         click.echo(f"{file}: {damaged} damaged reports left out", err=True)
     if not last:
-        raise Usage(f"{file}: no line with worker_env=, of the patch worker-env-report")
+        raise Usage(f"{file}: no line with worker_env=, of the patch {_PATCH}", _apply())
     return last
 
 
@@ -85,6 +88,11 @@ def _replaces(report: Report, earlier: Report) -> bool:
     launch = report.get("launch")
     of_one_launch = launch is not None and launch == earlier.get("launch")
     return not of_one_launch or all(report.get(k) == earlier.get(k) for k in ("host", "pid"))
+
+
+def _apply() -> str:
+    versions = [pin.version for pin in load_pins(patches_folder()) if _PATCH in read_names(pin)]
+    return f"apply it (there is one for SGLang {', '.join(versions)}) and start the server again"
 
 
 def _parsed(text: str) -> Report | None:

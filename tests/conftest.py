@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.browser import chromium
+from sglang_overlay.patchset.pin import Pin
+
+from .pins import NEWEST
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -60,6 +63,14 @@ def git(folder: Path, *args: str, data: bytes = b"") -> bytes:
 def _hermetic(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def pin(request: pytest.FixtureRequest) -> Pin:
+    """The newest pin, or the one that a test is marked with (``tests/pins.py``)."""
+    pin = getattr(request, "param", NEWEST)
+    assert isinstance(pin, Pin)
+    return pin
 
 
 @pytest.fixture(scope="module")

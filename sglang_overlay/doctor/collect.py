@@ -1,7 +1,7 @@
 """Reads the machine once, into ``Facts``."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def collect(
     executable: str,
     sglang_dir: Path | None,
     arguments: Sequence[str],
-    pins: tuple[str, ...],
+    pins: Mapping[str, tuple[str, ...]],
     deep: bool,
     say: Say,
 ) -> Facts:

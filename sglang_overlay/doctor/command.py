@@ -13,6 +13,7 @@ import click
 from .. import __version__, show
 from ..options import options
 from ..patchset.pin import load_pins, patches_folder
+from ..patchset.series import read_names
 from .checks import examine
 from .collect import collect
 from .facts import Facts
@@ -54,7 +55,7 @@ def doctor(
     if bundle:
         bundles.check(bundle, logs)
     say = _quiet if as_json else _say
-    pins = tuple(pin.version for pin in load_pins(patches_folder()))
+    pins = {pin.version: tuple(read_names(pin)) for pin in load_pins(patches_folder())}
     facts = collect(python or sys.executable, sglang_dir, arguments, pins, deep, say)
     findings = examine(facts)
     result = as_result(facts, findings)

@@ -235,7 +235,8 @@ class Copy:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known. ``copies`` is ``None`` without ``--deep``; the newest pin is last."""
+    """All that is known. ``copies`` is ``None`` without ``--deep``; ``pins`` are the patches of
+    each pin, by its version, the newest last."""
 
     driver: Maybe[Driver] = _UNREAD
     gpus: Maybe[tuple[Gpu, ...]] = _UNREAD
@@ -247,14 +248,25 @@ class Facts:
     cache: Maybe[Cache] = _UNREAD
     server: Server = Server()
     copies: Maybe[tuple[Copy, ...]] | None = None
-    pins: tuple[str, ...] = ()
+    pins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def pin(self) -> str:
         """The pin that the installed SGLang is, the newest where it is none."""
         versions = {} if isinstance(self.python, Unknown) else self.python.versions
         have = versions.get("sglang", "").partition("+")[0]
-        return have if have in self.pins else self.pins[-1]
+        return have if have in self.pins else [*self.pins][-1]
+
+    def has_patch(self, name: str) -> bool:
+        """Whether there is such a patch of ours for the pin."""
+        return name in self.pins[self.pin]
+
+    @property
+    def active(self) -> tuple[str, ...] | None:
+        """Our patches that a server started here would run; ``None`` when they are not known."""
+        if isinstance(self.python, Unknown) or isinstance(self.python.patches, Unknown):
+            return None
+        return () if self.settings.environ.get("SGLANG_OVERLAY") == "0" else self.python.patches
 
     @property
     def cards(self) -> tuple[Gpu, ...]:

@@ -129,7 +129,7 @@ def cycles(events: Iterable[dict[str, Any]]) -> list[Cycle]:
                 stage, _, size = name.removeprefix("step[").partition(" bs=")
                 steps.append((event["ts"], stage, int(size.rstrip("]").split()[0])))
     if not spans["scheduler.run_batch"]:
-        raise Usage("no scheduler.run_batch in the trace: not of an SGLang 0.5.23 scheduler")
+        raise Usage("no scheduler.run_batch in the trace: not one of SGLang's scheduler")
     if len(processes) > 1:
         raise Usage("a merged trace of several ranks", "give one rank's file, ...-TP-0...")
     return _cut({name: sorted(found) for name, found in spans.items()}, steps, launches, gpu)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from .diff import FileDiff, parse_diff
 from .errors import DamagedPatchSet, Usage
@@ -79,21 +78,22 @@ class Series:
 
 def load_series(pin: Pin) -> Series:
     """Read ``pin``'s series and every patch in it. Raises ``DamagedPatchSet``."""
-    names = _read_names(pin.folder)
+    names = read_names(pin)
     patches: dict[str, Patch] = {}
     for name in names:
         patches[name] = parse_patch(name, read_mail(pin, name), patches)
     return Series(pin, tuple(patches.values()))
 
 
-def _read_names(folder: Path) -> list[str]:
-    file = folder / "series"
+def read_names(pin: Pin) -> list[str]:
+    """The names of ``pin``'s patches, in their order. Raises ``DamagedPatchSet``."""
+    file = pin.folder / "series"
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedPatchSet(f"{file}: {error}") from error
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    there = {path.stem for path in folder.glob("*.patch")}
+    there = {path.stem for path in pin.folder.glob("*.patch")}
     for name in names:
         if not NAME.fullmatch(name):
             raise DamagedPatchSet(f"{file}: {name!r} is not a patch name (a-z, 0-9, '-')")

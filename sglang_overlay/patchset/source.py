@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import EnvironmentFailure, Usage
-from .pin import Pin
+from .pin import Pin, load_pins
 
 #: Called with (what is being done, steps done, steps in all).
 Progress = Callable[[str, int, int], None]
@@ -54,11 +54,12 @@ def pinned_wheel(pin: Pin) -> Path:
 def released_wheel(version: str, pin: Pin) -> Path:
     """The wheel of another release, for the machine that the pin's is for, in the cache.
 
-    No hash of ours vouches for it: pip checks the index's. Raises ``EnvironmentFailure``
-    when it cannot be had.
+    One that is a pin itself, beside ``pin``, is the pinned wheel. For another no hash of ours
+    vouches: pip checks the index's. Raises ``EnvironmentFailure`` when it cannot be had.
     """
-    if version == pin.version:
-        return pinned_wheel(pin)
+    for known in load_pins(pin.folder.parent):
+        if known.version == version:
+            return pinned_wheel(known)
     folder = cache_folder() / "wheels" / f"release-{version}"
     if not (found := sorted(folder.glob("*.whl"))):
         try:

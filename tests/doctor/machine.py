@@ -18,8 +18,13 @@ from sglang_overlay.doctor.facts import (
     Slot,
     Torch,
 )
+from sglang_overlay.patchset.series import read_names
+
+from ..pins import PINS
 
 GIB = 2**30
+#: The patches of each pin.
+PATCHES = {pin.version: tuple(read_names(pin)) for pin in PINS}
 WANTED = {
     "sglang-kernel": "0.4.10",
     "flashinfer-python": "0.7.2",
@@ -96,7 +101,7 @@ def healthy(count: int = 8, **changes: Any) -> Facts:
         ),
         settings=Settings(environ={"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}),
         cache=Cache("/home/u/.cache/sglang", 500 * GIB, "ext4", True, 12, "", None),
-        pins=("0.5.22", "0.5.23"),
+        pins=PATCHES,
     )
     return replace(facts, **changes)
 

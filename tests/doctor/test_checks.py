@@ -16,6 +16,7 @@ from sglang_overlay.patchset.pin import patches_folder
 from .. import nccl_algo
 from .machine import (
     GIB,
+    PATCHES,
     behind_switch,
     cache,
     card,
@@ -291,7 +292,13 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ("fusion", State.OK, fused(NVLINK, "auto", MEASURED), "auto on SM90: fused"),
     ("fusion", State.OK, fused(ONE, "trtllm"), "one rank"),
     ("fusion", State.ERROR, fused(WELL, "measured"), "of our patch allreduce-fusion-measured"),
-    ("fusion", State.ERROR, server(NVLINK, fusion="measured"), "of our patch"),
+    ("fusion", State.ERROR, server(NVLINK, fusion="measured"), "of our patch.*apply the patch, or"),
+    (
+        "fusion",
+        State.ERROR,
+        versions(server(WELL, fusion="measured"), sglang="0.5.22"),
+        "measured, which there is not for SGLang 0.5.22\nleave",
+    ),
     ("fusion", State.ERROR, environ(fused(WELL, "auto"), SGLANG_OVERLAY="0"), "gate takes SM90"),
     ("fusion", State.UNKNOWN, python(fused(WELL, "auto"), patches=Unknown()), "patches"),
     ("all-reduce", State.OK, fused(WELL, "auto", MEASURED), "8 ranks: measured at start"),
@@ -350,7 +357,7 @@ CASES: list[tuple[str, State, Facts, str]] = [
         "eagle-graphs",
         State.WARNING,
         environ(server(WELL, attention_backend="flashinfer", mla=True), SGLANG_OVERLAY="0"),
-        "draft-extend is eager",
+        "draft-extend is eager.* triton, or the patch eagle-flashinfer-mla-draft-extend-graph$",
     ),
     ("eagle-graphs", State.UNKNOWN, server(WELL, attention_backend="own"), "not in the table"),
     ("eagle-graphs", State.UNKNOWN, server(WELL, algorithm="NGRAM"), "NGRAM"),
@@ -358,14 +365,14 @@ CASES: list[tuple[str, State, Facts, str]] = [
     (
         "eagle-graphs",
         State.OK,
-        server(Facts(pins=("0.5.23",)), attention_backend="triton"),
+        server(Facts(pins=PATCHES), attention_backend="triton"),
         "every",
     ),
     (
         "eagle-graphs",
         State.WARNING,
         server(versions(WELL, sglang="0.5.22"), attention_backend="fa4"),
-        "fa4: draft-extend is eager",
+        "fa4: draft-extend is eager.*\n--attention-backend triton$",
     ),
     ("eagle-graphs", State.OK, server(WELL, attention_backend="fa4"), "fa4: every pass"),
     ("eagle-graphs", State.OK, WELL, "every pass in a graph, with SGLang's default backend"),
@@ -451,7 +458,13 @@ CASES: list[tuple[str, State, Facts, str]] = [
         "sitecustomize",
         State.WARNING,
         python(WELL, sitecustomize=("/usr/lib/s.py", "/env/s.py")),
-        "settings of /env/s.py",
+        "settings of /env/s.py to the environment of the server or",
+    ),
+    (
+        "sitecustomize",
+        State.WARNING,
+        python(WELL, sitecustomize=("/s.py", "/env/s.py"), patches=("worker-env",)),
+        "settings of /env/s.py to --worker-env or",
     ),
 ]
 

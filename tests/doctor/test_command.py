@@ -12,6 +12,7 @@ import pytest
 from sglang_overlay.doctor import bundle
 from sglang_overlay.doctor.bundle import redact
 from sglang_overlay.patchset.pin import load_pins, patches_folder
+from sglang_overlay.patchset.series import read_names
 
 from .test_nvml import libraries  # noqa: F401
 
@@ -50,7 +51,9 @@ def test_without_a_driver_all_is_said_that_can_be_and_no_error_made(
     unknown = [f for f in result["findings"] if f["state"] == "unknown"]
     assert {"gpus", "driver", "topology", "copies"} <= {f["id"] for f in unknown}
     assert all(f["evidence"] for f in unknown)
-    assert result["facts"]["pins"] == [p.version for p in load_pins(patches_folder())]
+    assert result["facts"]["pins"] == {
+        pin.version: [*read_names(pin)] for pin in load_pins(patches_folder())
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_overlay.patchset.pin import Pin
+
 from .engine import make_model, serve
 
 
@@ -12,8 +14,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("measure") / "model")
 
 
-@pytest.fixture(scope="package")
-def server(model: Path) -> Iterator[str]:
-    """A real engine on the CPU; one start for all tests here. Idle, it keeps a core busy."""
-    with serve(model) as url:
+@pytest.fixture(scope="module")
+def server(model: Path, pin: Pin) -> Iterator[str]:
+    """A real engine of the pin on the CPU; one start for a module's tests of it. Idle, it keeps a
+    core busy."""
+    with serve(model, pin) as url:
         yield url

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from ci.sglang_env import sglang_python
+from sglang_overlay.patchset.pin import Pin
 
 from ..conftest import GPT2
 
@@ -45,13 +46,13 @@ def make_model(folder: Path) -> Path:
 
 
 @contextmanager
-def serve(model: Path, *arguments: str) -> Iterator[str]:
-    """The address of ``python -m sglang.launch_server`` on ``model`` while it runs."""
+def serve(model: Path, pin: Pin, *arguments: str) -> Iterator[str]:
+    """The address of the pin's ``sglang.launch_server`` on ``model`` while it runs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = model.parent / f"server-{port}.log"
-    command = [sglang_python(), "-m", "sglang.launch_server", "--model-path", model]
+    command = [sglang_python(pin.version), "-m", "sglang.launch_server", "--model-path", model]
     command += f"--device cpu --load-format dummy --port {port}".split()
     command += "--attention-backend torch_native --disable-radix-cache".split()
     command += ["--max-total-tokens", "4096", *arguments]

@@ -12,8 +12,12 @@ from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.measure import bench, load, prompts
 from sglang_overlay.measure.runs import Protocol, open_store
+from sglang_overlay.patchset.pin import Pin
 
+from ..pins import each_pin
 from .failing import event, serving
+
+pytestmark = each_pin
 
 
 @pytest.mark.parametrize("api", ["native", "openai", "chat"])
@@ -50,7 +54,9 @@ def test_without_streaming_there_are_tokens_and_no_times_within(server: str) -> 
     assert run.ttft_ms is run.itl_p50_ms is run.cycle_ms is None
 
 
-def test_many_at_once_go_through_sglangs_own_benchmark(server: str, tmp_path: Path) -> None:
+def test_many_at_once_go_through_sglangs_own_benchmark(
+    pin: Pin, server: str, tmp_path: Path
+) -> None:
     protocol = Protocol(warmup=0, runs=1, tokens=16, concurrency=4, temperature=1.0)
     secretly = server.replace("//", "//bob:s3cret@")
     seen: list[str] = []
@@ -59,7 +65,8 @@ def test_many_at_once_go_through_sglangs_own_benchmark(server: str, tmp_path: Pa
         seen.extend(word for one in psutil.Process().children() for word in one.cmdline())
 
     with open_store(tmp_path / "b.sqlite") as store:
-        session = bench.run(secretly, protocol, store=store, python=sglang_python(), progress=watch)
+        python = sglang_python(pin.version)
+        session = bench.run(secretly, protocol, store=store, python=python, progress=watch)
         assert store.load() == [session]
     assert load._MODULE in seen and server in seen
     assert not any("s3cret" in word for word in seen)
@@ -92,7 +99,7 @@ print(json.dumps([meta, spec_tokens_details_from_meta_info(meta).model_dump(), h
 
 
 @pytest.fixture(scope="module")
-def metadata() -> list[dict[str, Any]]:
+def metadata(pin: Pin) -> list[dict[str, Any]]:
     """What SGLang says of a request of 9 tokens in 4 cycles: natively, and OpenAI-compatible.
     And what its benchmark sends as credentials.
 
@@ -103,7 +110,7 @@ def metadata() -> list[dict[str, Any]]:
         for url, key in (("http://bob:s3cret@h", None), ("http://h", "a-key"))
     ]
     done = subprocess.run(
-        [sglang_python(), "-W", "ignore", "-c", _METADATA, json.dumps(signs)],
+        [sglang_python(pin.version), "-W", "ignore", "-c", _METADATA, json.dumps(signs)],
         capture_output=True,
         text=True,
         check=True,
@@ -155,17 +162,20 @@ def test_many_at_once_need_a_python_with_sglang(
 
 
 def test_the_record_says_what_was_measured(
-    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pin: Pin, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = str(tmp_path / "b.sqlite")
     log = tmp_path / "server.log"
-    log.write_text("x sglang-overlay[7]: 0.1.0+sglang.0.5.23 on SGLang 0.5.23: worker-env, other\n")
+    said = (
+        f"sglang-overlay[7]: 0.1.0+sglang.{pin.version} on SGLang {pin.version}: worker-env, other"
+    )
+    log.write_text(f"x {said}\n")
     given = ["--url", server, "--runs", "2", "--warmup", "0", "--tokens", "8"]
     given += ["--name", "first", "--log", str(log), "--store", store]
     assert main(["bench", *given, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     known = printed["context"]
-    assert known["versions"]["sglang"] == "0.5.23"
+    assert known["versions"]["sglang"] == pin.version
     assert known["patches"] == ["worker-env", "other"]
     assert known["arguments"]["attention_backend"] == "torch_native"
     assert known["workers"] is None  # the stock server has no worker-env-report

@@ -21,7 +21,9 @@ from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.measure.journal import Attempt, Journal
 from sglang_overlay.measure.runs import open_store
+from sglang_overlay.patchset.pin import Pin
 
+from ..pins import each_older_pin
 from .failing import serving
 
 ERRORS = """\
@@ -343,6 +345,8 @@ baseline = "one"
 args = { "--max-running-requests" = 8 }
 env = { NCCL_ALGO = "Ring", SOME_NAME = "of my own" }
 environ = { PYTHONPATH = "$source" }
+"""
+NONE = """\
 [[experiment]]
 name = "none"
 args = { "--no-such-flag" = 1 }
@@ -350,28 +354,73 @@ args = { "--no-such-flag" = 1 }
 
 
 @pytest.fixture(scope="session")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def patched(pin: Pin, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pinned source with the whole series; its top is one for PYTHONPATH."""
     place = tmp_path_factory.mktemp("sweep") / "patched"
-    assert main(["fetch", str(place)]) == 0
+    assert main(["fetch", str(place), "--pin", pin.name]) == 0
     assert main(["apply", "--sglang-dir", str(place)]) == 0
     return place / "python"
 
 
+def real(text: str, pin: Pin, model: Path, patched: Path, folder: Path) -> list[str]:
+    """The command for a sweep of the pin's servers; ``two`` is the patched one."""
+    values = {"python": sglang_python(pin.version), "model": model, "source": patched}
+    given = [word for name, value in values.items() for word in ("-D", f"{name}={value}")]
+    return [sys.executable, "-m", "sglang_overlay", *write(folder, text), *given]
+
+
+def check_measured(rows: dict[str, dict[str, Any]], out: Path) -> None:
+    """``one`` and ``two`` were measured and profiled, with the settings that they were given."""
+    for name in ("one", "two"):
+        assert rows[name]["tok_s"] > 0 and not rows[name]["failure"]
+    # What arrived, by the servers' own word. A CPU leaves nothing to profile.
+    unpatched = "variables, for want of the patch worker-env-report"
+    nothing = "no profile: no GPU in the trace"
+    assert rows["one"]["note"] == f"not checked: {unpatched}; {nothing}"
+    assert rows["two"]["note"] == f"yes; {nothing}"
+    log = sorted(out.glob("*-two.log"))[-1].read_text()
+    (started,) = re.findall(r"server_args=.*", log)
+    assert "'worker_env': ['NCCL_ALGO=Ring', 'SOME_NAME=of my own']" in started
+    assert rows["two"]["speedup"] == pytest.approx(rows["two"]["tok_s"] / rows["one"]["tok_s"])
+    assert rows["two"]["predicted"] == pytest.approx(
+        rows["one"]["cycle_ms"] / rows["two"]["cycle_ms"]
+    )
+    # The trace of the window is there all the same: the host's side of each decode step.
+    (trace,) = out.glob("*one.traces/*-TP-0.trace.json.gz")
+    seen = subprocess.run(
+        [sys.executable, "-m", "sglang_overlay", "profile", "--trace", trace],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert seen.returncode == 0, seen.stderr
+    assert re.search(r"^decode +\d+\.\d+$", seen.stdout, re.M)
+    assert "no GPU in the trace: host times only" in seen.stdout
+    with open_store(out / "results.sqlite") as store:
+        sessions = store.load()
+    assert {one.labels["--max-running-requests"] for one in sessions if one.runs} == {"4", "8"}
+    assert not list(out.glob("*.identity"))
+
+
+@each_older_pin
+def test_a_sweep_measures_and_profiles_the_servers_of_an_older_pin(
+    pin: Pin, model: Path, patched: Path, tmp_path: Path
+) -> None:
+    command = real(SERVER, pin, model, patched, tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {row["experiment"]: row for row in json.loads(done.stdout)["results"]}
+    check_measured(rows, tmp_path / "out")
+    with open_store(tmp_path / "out/results.sqlite") as store:
+        assert {one.context["versions"]["sglang"] for one in store.load()} == {pin.version}
+
+
 def test_a_sweep_of_real_servers_goes_on_after_kill_9(
-    model: Path, patched: Path, tmp_path: Path
+    pin: Pin, model: Path, patched: Path, tmp_path: Path
 ) -> None:
     """``one`` and ``none`` run stock SGLang, ``two`` the patched one."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "sglang_overlay", *write(tmp_path, SERVER)]
-    command += [
-        "-D",
-        f"python={sglang_python()}",
-        "-D",
-        f"model={model}",
-        "-D",
-        f"source={patched}",
-    ]
+    command = real(SERVER + NONE, pin, model, patched, tmp_path)
     log = tmp_path / "said"
 
     def said() -> str:
@@ -405,31 +454,4 @@ def test_a_sweep_of_real_servers_goes_on_after_kill_9(
     assert rows["none"]["failure"].startswith("argument refused: ")
     assert "--no-such-flag" in rows["none"]["failure"]
     assert sorted(rows) == ["none", "one", "two"] and result["left"] == []
-    for name in ("one", "two"):
-        assert rows[name]["tok_s"] > 0 and not rows[name]["failure"]
-    # What arrived, by the servers' own word. A CPU leaves nothing to profile.
-    unpatched = "variables, for want of the patch worker-env-report"
-    nothing = "no profile: no GPU in the trace"
-    assert rows["one"]["note"] == f"not checked: {unpatched}; {nothing}"
-    assert rows["two"]["note"] == f"yes; {nothing}"
-    (started,) = re.findall(r"server_args=.*", next(out.glob("003*.log")).read_text())
-    assert "'worker_env': ['NCCL_ALGO=Ring', 'SOME_NAME=of my own']" in started
-    assert rows["two"]["speedup"] == pytest.approx(rows["two"]["tok_s"] / rows["one"]["tok_s"])
-    assert rows["two"]["predicted"] == pytest.approx(
-        rows["one"]["cycle_ms"] / rows["two"]["cycle_ms"]
-    )
-    # The trace of the window is there all the same: the host's side of each decode step.
-    (trace,) = out.glob("*one.traces/*-TP-0.trace.json.gz")
-    seen = subprocess.run(
-        [sys.executable, "-m", "sglang_overlay", "profile", "--trace", trace],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert seen.returncode == 0, seen.stderr
-    assert re.search(r"^decode +\d+\.\d+$", seen.stdout, re.M)
-    assert "no GPU in the trace: host times only" in seen.stdout
-    with open_store(out / "results.sqlite") as store:
-        sessions = store.load()
-    assert {one.labels["--max-running-requests"] for one in sessions if one.runs} == {"4", "8"}
-    assert not list(out.glob("*.identity"))
+    check_measured(rows, out)

@@ -17,14 +17,9 @@ from ci.sglang_env import sglang_python
 from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.source import pinned_wheel
 
-from ..pinned.conftest import PINS
+from ..pins import NEWEST
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
-PIN = PINS[-1]
-#: For what is tried with each pin's overlay; without it a test is about the newest pin's.
-each_pin = pytest.mark.parametrize(
-    "pin", PINS, ids=lambda pin: pin.name, indirect=True, scope="session"
-)
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ def changed(file: Path, content: bytes | None) -> Iterator[None]:
         file.unlink(missing_ok=True) if before is None else file.write_bytes(before)
 
 
-def make_environment(root: Path, *wheels: Path, pin: Pin = PIN) -> Environment:
+def make_environment(root: Path, *wheels: Path, pin: Pin = NEWEST) -> Environment:
     """The pin's sglang and ``wheels`` in an environment of their own, the rest from the cache."""
     venv.create(root, with_pip=True)
     environment = Environment(root)
@@ -98,14 +93,6 @@ def make_environment(root: Path, *wheels: Path, pin: Pin = PIN) -> Environment:
     dependencies = sglang_python(pin.version).parents[1] / "lib" / VERSION / "site-packages"
     (environment.packages / "zz_dependencies.pth").write_text(f"{dependencies}\n")
     return environment
-
-
-@pytest.fixture(scope="session")
-def pin(request: pytest.FixtureRequest) -> Pin:
-    """The newest pin, or the one that a test is parametrised with."""
-    pin = getattr(request, "param", PIN)
-    assert isinstance(pin, Pin)
-    return pin
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ from sglang_overlay.cli import main
 from sglang_overlay.patchset.pin import Pin
 
 from ..conftest import GPT2
-from .conftest import Environment, each_pin
+from ..pins import each_pin
+from .conftest import Environment
 
 
 @each_pin

@@ -6,6 +6,7 @@ Forcing fa2 is left out: without a CUDA device the backend imports no FlashInfer
 import shutil
 from pathlib import Path
 
+from ..pins import each_pin
 from .conftest import Environment
 
 HOOK = Path(__file__).parents[2] / "ci/gpu/hook.py"
@@ -28,6 +29,7 @@ print(files, "sglang_overlay" in worker.__file__)
 """
 
 
+@each_pin
 def test_the_hook_wraps_what_it_watches(environment: Environment, tmp_path: Path) -> None:
     shutil.copy(HOOK, tmp_path / "sitecustomize.py")
     switches = dict.fromkeys(("HOOK_TRACE", "HOOK_SHADOW", "HOOK_SPLIT", "HOOK_MEMORY"), "1")

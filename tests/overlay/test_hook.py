@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PIN, Environment, changed
+from sglang_overlay.patchset.pin import Pin
+
+from ..pins import each_pin
+from .conftest import Environment, changed
 
 LIGHT = "sglang.srt.model_executor.graph_fallback"  # a new module
 PATCHED = "sglang.srt.arg_groups.field_order"  # a changed one, without heavy imports
 FILE = f"import {PATCHED} as m; print(m.__file__)"
-LINE = f"on SGLang {PIN.version}: cuda-device-max-connections"
+
+
+def line(pin: Pin) -> str:
+    """What each process says."""
+    return f"on SGLang {pin.version}: cuda-device-max-connections"
 
 
 @pytest.fixture
@@ -28,6 +35,7 @@ def test_every_way_to_start_python_loads_the_patched_file(
     assert environment.code(FILE, *flags) == str(overlay)
 
 
+@each_pin
 def test_a_new_module_and_the_modules_that_are_not_patched(environment: Environment) -> None:
     printed = environment.code(
         f"import {LIGHT} as new, sglang.srt.constants as old;"
@@ -39,6 +47,7 @@ def test_a_new_module_and_the_modules_that_are_not_patched(environment: Environm
     ]
 
 
+@each_pin
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_child_processes_load_the_patched_file(
     environment: Environment, overlay: Path, tmp_path: Path, method: str
@@ -61,6 +70,7 @@ def test_child_processes_load_the_patched_file(
     assert done.stdout.strip() == str(overlay), done.stderr
 
 
+@each_pin
 def test_a_patched_module_runs_with_dash_m(environment: Environment, overlay: Path) -> None:
     printed = environment.code(f"import runpy; print(runpy.run_module('{PATCHED}')['__file__'])")
     assert printed == str(overlay)
@@ -68,14 +78,16 @@ def test_a_patched_module_runs_with_dash_m(environment: Environment, overlay: Pa
     assert done.returncode == 0, done.stderr
 
 
-def test_each_process_says_once_what_is_active(environment: Environment) -> None:
+@each_pin
+def test_each_process_says_once_what_is_active(pin: Pin, environment: Environment) -> None:
     done = environment.run("-c", FILE)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("sglang-overlay[")]
+    lines = [x for x in done.stderr.splitlines() if x.startswith("sglang-overlay[")]
     assert len(lines) == 1
-    assert LINE in lines[0]
+    assert line(pin) in lines[0]
     assert environment.run("-c", "print(1)").stderr == ""
 
 
+@each_pin
 def test_source_tracebacks_reload_pickle_and_bytecode_are_those_of_the_patched_file(
     environment: Environment, overlay: Path
 ) -> None:
@@ -247,7 +259,8 @@ def changed_manifest(environment: Environment, name: str, content: bytes, **entr
     return changed(environment.files / "manifest.json", json.dumps(table).encode())
 
 
-def test_the_server_command_comes_through_the_hook(environment: Environment) -> None:
+@each_pin
+def test_the_server_command_comes_through_the_hook(pin: Pin, environment: Environment) -> None:
     done = subprocess.run(
         [environment.python, "-m", "sglang.launch_server", "--help"],
         capture_output=True,
@@ -256,4 +269,4 @@ def test_the_server_command_comes_through_the_hook(environment: Environment) -> 
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "--speculative-require-cuda-graph" in done.stdout
-    assert LINE in done.stderr
+    assert line(pin) in done.stderr

@@ -16,9 +16,11 @@ import pytest
 from ci.debian import command, system
 from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
-from sglang_overlay.patchset.source import released_wheel
+from sglang_overlay.patchset.pin import Pin
+from sglang_overlay.patchset.source import pinned_wheel
 
-from .conftest import PIN, VERSION
+from ..pins import NEWEST, PINS, each_pin
+from .conftest import VERSION
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = f"/usr/local/lib/{VERSION}/dist-packages"
@@ -36,13 +38,13 @@ RUN python3 -m pip config --global set global.no-index true \\
 EDITABLE = "--editable /sgl-workspace/sglang/python"
 WHEEL = f"/sgl-workspace/sglang/*.whl && rm /usr/lib/{VERSION}/EXTERNALLY-MANAGED"
 # The pinned wheel carries no project file; SGLang's own has setuptools find the packages too.
-PROJECT = f"""
+PROJECT = """
 [build-system]
 requires = ["setuptools"]
 build-backend = "setuptools.build_meta"
 [project]
 name = "sglang"
-version = "{PIN.version}"
+version = "VERSION"
 [tool.setuptools.packages.find]
 include = ["sglang*"]
 """
@@ -51,20 +53,26 @@ include = ["sglang*"]
 class Engine:
     """buildah, with images of its own below ``folder``."""
 
-    def __init__(self, folder: Path, wheels: Path, links: Path) -> None:
+    def __init__(self, folder: Path, wheels: Path) -> None:
+        self.folder, self.wheels = folder, wheels
         self.storage = [
             command("buildah", "buildah"),
             *("--root", str(folder / "images"), "--runroot", str(folder / "run")),
         ]
-        dependencies = sglang_python().parents[1] / "lib" / VERSION / "site-packages"
-        links.chmod(0o755)
-        for entry in dependencies.iterdir():  # all but the sglang that is installed there too
-            if not entry.name.startswith("sglang"):
-                (links / entry.name).symlink_to(f"/opt/dependencies/{entry.name}")
-        volumes = {dependencies: "dependencies", links: "links", wheels: "wheels"}
-        self.options = ["--isolation", "chroot"]
-        for source, name in volumes.items():
-            self.options += ["--volume", f"{source}:/opt/{name}:ro"]
+
+    def options(self, pin: Pin) -> list[str]:
+        """What the pin's SGLang needs is mounted."""
+        dependencies = sglang_python(pin.version).parents[1] / "lib" / VERSION / "site-packages"
+        links = self.folder / f"links-{pin.version}"
+        if not links.exists():
+            links.mkdir()
+            links.chmod(0o755)
+            for entry in dependencies.iterdir():  # all but the sglang that is installed there too
+                if not entry.name.startswith("sglang"):
+                    (links / entry.name).symlink_to(f"/opt/dependencies/{entry.name}")
+        volumes = {dependencies: "dependencies", links: "links", self.wheels: "wheels"}
+        given = [("--volume", f"{source}:/opt/{name}:ro") for source, name in volumes.items()]
+        return ["--isolation", "chroot", *(word for pair in given for word in pair)]
 
     def __call__(self, *args: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -75,16 +83,18 @@ class Engine:
             check=False,
         )
 
-    def build(self, context: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
-        return self("build", *self.options, *args, context)
+    def build(
+        self, context: Path, *args: str | Path, pin: Pin = NEWEST
+    ) -> subprocess.CompletedProcess[str]:
+        return self("build", *self.options(pin), *args, context)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """One that has a Debian with Python, as ``localhost/debian``."""
-    folder, wheels, links = (tmp_path_factory.mktemp(n) for n in ("buildah", "wheels", "links"))
+    folder, wheels = (tmp_path_factory.mktemp(name) for name in ("buildah", "wheels"))
     try:
-        debian, engine = system(), Engine(folder, wheels, links)
+        debian, engine = system(), Engine(folder, wheels)
     except SystemExit as missing:
         pytest.skip(str(missing))
     recipe = folder / "Dockerfile"
@@ -111,30 +121,36 @@ def context(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lay_out(engine: Engine, folder: Path, install: str) -> None:
+def lay_out(engine: Engine, folder: Path, install: str, pin: Pin = NEWEST) -> None:
     """The image ``localhost/base``: ``folder`` holds what is to be installed."""
     (folder / "Dockerfile").write_text(BASE.replace("INSTALL", install))
-    done = engine.build(folder, "--tag", "localhost/base")
+    done = engine.build(folder, "--tag", "localhost/base", pin=pin)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def build(engine: Engine, context: Path) -> subprocess.CompletedProcess[str]:
+def build(engine: Engine, context: Path, pin: Pin = NEWEST) -> subprocess.CompletedProcess[str]:
     base = ("--build-arg", "BASE=localhost/base", "--tag", "localhost/overlay")
-    return engine.build(context, *base, "--file", ROOT / "docker/Dockerfile")
+    release = () if pin == NEWEST else ("--build-arg", f"SGLANG={pin.version}")
+    return engine.build(context, *base, *release, "--file", ROOT / "docker/Dockerfile", pin=pin)
 
 
 def test_the_default_base_is_the_image_of_the_pinned_release() -> None:
     recipe = (ROOT / "docker/Dockerfile").read_text()
-    assert f"\nARG BASE=lmsysorg/sglang:{PIN.name}\nFROM ${{BASE}}\n" in recipe
+    default = (
+        f"\nARG SGLANG={NEWEST.version}\nARG BASE=lmsysorg/sglang:v${{SGLANG}}\nFROM ${{BASE}}\n"
+    )
+    assert default in recipe
 
 
+@each_pin
 def test_over_an_editable_install_every_user_of_the_image_runs_patched(
-    engine: Engine, context: Path, tmp_path: Path
+    pin: Pin, engine: Engine, context: Path, tmp_path: Path
 ) -> None:
-    assert main(["fetch", str(tmp_path / "sglang")]) == 0
-    (tmp_path / "sglang/python/pyproject.toml").write_text(PROJECT)
-    lay_out(engine, tmp_path, EDITABLE)
-    done = build(engine, context)
+    assert main(["fetch", str(tmp_path / "sglang"), "--pin", pin.name]) == 0
+    project = PROJECT.replace("VERSION", pin.version)
+    (tmp_path / "sglang/python/pyproject.toml").write_text(project)
+    lay_out(engine, tmp_path, EDITABLE, pin)
+    done = build(engine, context, pin)
     assert done.returncode == 0, done.stdout[-3000:]
     assert f"{PACKAGES}/sglang_overlay/_files: sound" in done.stdout
     name = engine("from", "localhost/overlay").stdout.strip()
@@ -143,10 +159,10 @@ def test_over_an_editable_install_every_user_of_the_image_runs_patched(
         user = ("--user", "nobody", "--workingdir", folder)
         code = "import sglang, sglang.srt.server_args as m; print(m.__file__, sglang.__path__)"
         python = ("env", "HOME=/tmp", "python3", "-c", code)
-        return engine("run", *engine.options, *user, name, "--", *python).stdout
+        return engine("run", *engine.options(pin), *user, name, "--", *python).stdout
 
     shown = show("/sgl-workspace/sglang")
-    assert f"on SGLang {PIN.version}: cuda-device-max-connections" in shown, shown
+    assert f"on SGLang {pin.version}: cuda-device-max-connections" in shown, shown
     assert shown.splitlines()[-1] == (
         f"{PACKAGES}/sglang_overlay/_files/modules/sglang/srt/server_args.py "
         "['/sgl-workspace/sglang/python/sglang']"
@@ -159,12 +175,15 @@ def test_over_an_editable_install_every_user_of_the_image_runs_patched(
 def test_over_another_sglang_the_build_fails_and_says_why(
     engine: Engine, context: Path, tmp_path: Path
 ) -> None:
+    other = PINS[0]
     (tmp_path / "sglang").mkdir()
-    shutil.copy(released_wheel("0.5.22", PIN), tmp_path / "sglang")
+    shutil.copy(pinned_wheel(other), tmp_path / "sglang")
     lay_out(engine, tmp_path, WHEEL)
     done = build(engine, context)
     assert done.returncode != 0
-    assert f"{PACKAGES}/sglang is not SGLang {PIN.version}'s but 0.5.22's" in done.stdout
+    assert (
+        f"{PACKAGES}/sglang is not SGLang {NEWEST.version}'s but {other.version}'s" in done.stdout
+    )
 
 
 def test_the_build_context_is_the_wheel_alone(

@@ -2,6 +2,7 @@
 
 import json
 
+from ..pins import each_pin
 from .conftest import Environment
 from .test_hook import PATCHED
 
@@ -22,6 +23,7 @@ ray.shutdown()
 """
 
 
+@each_pin
 def test_a_ray_actor_loads_the_patched_file(environment: Environment) -> None:
     environment.pip("install", "ray")
     other, file = json.loads(environment.code(SCRIPT).splitlines()[-1])

@@ -7,21 +7,28 @@ from pathlib import Path
 import pytest
 
 from sglang_overlay.cli import main
+from sglang_overlay.patchset.blobs import blob_id
+from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.source import pinned_wheel
 
-from .conftest import PIN, Environment, changed, make_environment
+from ..pins import NEWEST, PINS, each_pin
+from .conftest import Environment, changed, make_environment
 
 ENGINE = "sglang/srt/entrypoints/engine.py"
 
 
-def test_an_edited_base_file(environment: Environment) -> None:
+@each_pin
+def test_an_edited_base_file(pin: Pin, environment: Environment) -> None:
     file = environment.packages / ENGINE
-    with changed(file, file.read_bytes() + b"# mine\n"):
+    pristine = file.read_bytes()
+    with changed(file, pristine + b"# mine\n"):
         message = environment.refused()
-    assert f"{file} is not SGLang {PIN.version}'s (expected c438e38c, found" in message
-    assert f"Next: pip install --force-reinstall --no-deps sglang=={PIN.version}" in message
+    expected = f"expected {blob_id(pristine)[:8]}, found"
+    assert f"{file} is not SGLang {pin.version}'s ({expected}" in message
+    assert f"Next: pip install --force-reinstall --no-deps sglang=={pin.version}" in message
 
 
+@each_pin
 def test_a_missing_base_file(environment: Environment) -> None:
     with changed(environment.packages / ENGINE, None):
         assert "found 00000000" in environment.refused()
@@ -42,11 +49,13 @@ def test_a_damaged_manifest(environment: Environment, content: bytes | None, mes
         assert message in environment.refused()
 
 
-def test_a_release_that_changed_none_of_our_files(environment: Environment) -> None:
+@each_pin
+def test_a_release_that_changed_none_of_our_files(pin: Pin, environment: Environment) -> None:
     file = environment.packages / "sglang/_version.py"
-    newer = file.read_text().replace("'0.5.23'", "'0.5.23.post1'")
+    version = pin.version
+    newer = file.read_text().replace(f"'{version}'", f"'{version}.post1'")
     with changed(file, newer.encode()):
-        assert "is not SGLang 0.5.23's but 0.5.23.post1's" in environment.refused()
+        assert f"is not SGLang {version}'s but {version}.post1's" in environment.refused()
 
 
 @pytest.mark.parametrize("value", ["off", "false", "00", " 0"])
@@ -72,6 +81,7 @@ def test_a_path_entry_that_cannot_be_read_and_a_linked_install_are_no_second_ove
     environment.code("import sglang", PYTHONPATH=f"/nowhere:{tmp_path}")
 
 
+@each_pin
 @pytest.mark.parametrize("content", [b"edited = True\n", None])
 def test_a_damaged_patched_file(environment: Environment, content: bytes | None) -> None:
     with changed(environment.files / "modules" / ENGINE, content):
@@ -112,6 +122,7 @@ def test_a_checkout_of_another_version_in_front(environment: Environment, tmp_pa
     assert "is not SGLang" in message
 
 
+@each_pin
 def test_a_patched_checkout_in_front_is_recognised_and_used(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -128,6 +139,7 @@ def test_a_patched_checkout_in_front_is_recognised_and_used(
     assert f"{packages}/sglang holds the patches itself" in done.stderr
 
 
+@each_pin
 def test_an_editable_install_is_held_against_the_same_blobs(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -159,6 +171,7 @@ def test_an_editable_install_is_held_against_the_same_blobs(
         hidden.rename(environment.packages / "sglang")
 
 
+@each_pin
 def test_switched_off_it_says_so_and_stock_sglang_runs(environment: Environment) -> None:
     code = "import sglang.srt.arg_groups.field_order as m; print(m.__file__)"
     done = environment.run("-c", code, SGLANG_OVERLAY="0")
@@ -166,6 +179,7 @@ def test_switched_off_it_says_so_and_stock_sglang_runs(environment: Environment)
     assert "switched off by SGLANG_OVERLAY=0: SGLang runs as it is on disk" in done.stderr
 
 
+@each_pin
 @pytest.mark.parametrize(
     ("name", "switch"),
     [
@@ -187,6 +201,7 @@ def dependencies(environment: Environment) -> str:
     return (environment.packages / "zz_dependencies.pth").read_text().strip()
 
 
+@each_pin
 def test_verify_proves_the_overlay_and_names_what_is_wrong(environment: Environment) -> None:
     def verify(*flags: str, **env: str) -> tuple[int, str]:
         done = environment.run(*flags, "-m", "sglang_overlay", "verify", **env)
@@ -239,16 +254,18 @@ def test_verify_sees_which_running_processes_use_the_overlay(environment: Enviro
 def test_another_sglang_underneath_is_refused_and_pip_check_names_it_and_uninstall_is_clean(
     wheel: Path, tmp_path: Path
 ) -> None:
+    other = PINS[0]
     environment = make_environment(tmp_path / "env")
     before = {path for path in environment.packages.rglob("*") if "pip" not in path.parts}
     environment.pip("install", "--no-deps", "--no-index", wheel)
     environment.code("import sglang.srt.arg_groups.field_order")
-    environment.pip("install", "--no-deps", "sglang==0.5.22")
-    assert "is not SGLang 0.5.23's" in environment.refused()
+    environment.pip("install", "--no-deps", "--no-index", pinned_wheel(other))
+    assert f"is not SGLang {NEWEST.version}'s" in environment.refused()
     checked = environment.run("-m", "pip", "check")
     assert checked.returncode == 1
-    assert f"has requirement sglang=={PIN.version}, but you have sglang 0.5.22" in checked.stdout
-    environment.pip("install", "--no-deps", "--no-index", pinned_wheel(PIN))
+    asked = f"has requirement sglang=={NEWEST.version}, but you have sglang {other.version}"
+    assert asked in checked.stdout
+    environment.pip("install", "--no-deps", "--no-index", pinned_wheel(NEWEST))
     environment.code("import sglang.srt.arg_groups.field_order")
     environment.pip("uninstall", "-y", "sglang-overlay")
     after = {path for path in environment.packages.rglob("*") if "pip" not in path.parts}

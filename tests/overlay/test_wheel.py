@@ -12,7 +12,8 @@ from sglang_overlay.cli import main
 from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import load_series
 
-from .conftest import Environment, each_pin
+from ..pins import each_pin
+from .conftest import Environment
 
 ROOT = Path(__file__).parents[2]
 

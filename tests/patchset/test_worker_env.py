@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sglang_overlay import worker_env
 from sglang_overlay.cli import main
+from sglang_overlay.patchset.pin import load_pins, patches_folder
 
 
 def report(dp: int, **values: str) -> dict[str, object]:
@@ -164,6 +167,20 @@ def test_nothing_to_read(
 ) -> None:
     assert main(["env", *args]) == code
     assert message in capsys.readouterr().err
+
+
+def test_the_patch_is_offered_for_the_pins_that_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, newest = load_pins(shutil.copytree(patches_folder(), tmp_path / "patches"))
+    monkeypatch.setattr(worker_env, "patches_folder", lambda: tmp_path / "patches")
+    for having in (True, False):
+        assert main(["env", "--log", "/dev/null"]) == 2
+        offered = re.search(r"apply it \(there is one for SGLang (.*)\)", capsys.readouterr().err)
+        assert offered and (newest.version in offered[1].split(", ")) == having
+        (newest.folder / "worker-env-report.patch").unlink(missing_ok=True)
+        series = newest.folder / "series"
+        series.write_text(series.read_text().replace("worker-env-report\n", ""))
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 
 from sglang_overlay.patchset import manifest, source
 from sglang_overlay.patchset.manifest import Manifest
-from sglang_overlay.patchset.pin import Pin, load_pins, patches_folder
+from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import Series, load_series
 
-PINS = load_pins(patches_folder())
+from ..pins import PINS
 
 
 @pytest.fixture(scope="session", params=PINS, ids=lambda pin: pin.name)

@@ -8,7 +8,7 @@ import pytest
 from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import Patch, load_series
 
-from .conftest import PINS
+from ..pins import PINS
 
 ROOT = Path(__file__).parents[2]
 NEWEST = load_series(PINS[-1])

@@ -18,7 +18,7 @@ from ci.spec_graph_survey import (
 from sglang_overlay.cli import main
 from sglang_overlay.patchset.pin import Pin
 
-from .conftest import PINS
+from ..pins import PINS
 
 ROOT = Path(__file__).parents[2]
 WORKER = "python/sglang/srt/speculative/eagle_worker_v2.py"

@@ -12,17 +12,7 @@ from sglang_overlay.patchset import source
 from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import Series, load_series
 
-from ..pinned.conftest import PINS
-
 Python = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="session")
-def pin(request: pytest.FixtureRequest) -> Pin:
-    """The newest pin, or the one that a test is parametrised with."""
-    pin = getattr(request, "param", PINS[-1])
-    assert isinstance(pin, Pin)
-    return pin
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,10 @@ from sglang_overlay.doctor import children
 from sglang_overlay.doctor.facts import Python, Torch
 from sglang_overlay.doctor.peers import supervise
 from sglang_overlay.doctor.python import read_python
+from sglang_overlay.patchset.pin import Pin
+from sglang_overlay.patchset.series import Series
 
-from ..pinned.conftest import PINS
+from ..pins import each_pin
 
 PAIRS = [(0, 1), (1, 0)]
 
@@ -53,10 +55,11 @@ def test_a_copy_that_does_not_arrive_is_not_taken_for_right(
         assert (copy.result, copy.wrong_bytes) == (result, wrong), copy
 
 
-def test_the_environment_with_the_real_sglang(patched: Path) -> None:
-    stock = read_python(str(sglang_python()), None)
+@each_pin
+def test_the_environment_with_the_real_sglang(pin: Pin, series: Series, patched: Path) -> None:
+    stock = read_python(str(sglang_python(pin.version)), None)
     assert isinstance(stock, Python)
-    assert stock.versions["sglang"] == PINS[-1].version
+    assert stock.versions["sglang"] == pin.version
     assert stock.wanted["torch"] == stock.versions["torch"]
     assert stock.wanted["nvidia-nccl-cu13"] == stock.versions["nvidia-nccl-cu13"]
     assert isinstance(stock.torch, Torch)
@@ -66,16 +69,17 @@ def test_the_environment_with_the_real_sglang(patched: Path) -> None:
     assert isinstance(stock.nccl_names, frozenset)
     assert {"NCCL_ALGO", "NCCL_P2P_LEVEL", "NCCL_SOCKET_IFNAME"} <= stock.nccl_names
     assert stock.patches == ()
-    tree = read_python(str(sglang_python()), patched)
-    assert isinstance(tree, Python) and isinstance(tree.patches, tuple)
-    assert "worker-env-report" in tree.patches
+    tree = read_python(str(sglang_python(pin.version)), patched)
+    assert isinstance(tree, Python)
+    assert tree.patches == series.names
 
 
-def test_the_command_looks_at_the_environment_that_it_is_told() -> None:
+@each_pin
+def test_the_command_looks_at_the_environment_that_it_is_told(pin: Pin) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "sglang_overlay", "doctor", "--json", "--deep"),
-            *("--python", sglang_python(), "--", "--attention-backend", "trtllm_mla"),
+            *("--python", sglang_python(pin.version), "--", "--attention-backend", "trtllm_mla"),
         ],
         capture_output=True,
         text=True,

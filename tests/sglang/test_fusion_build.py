@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from ci.sglang_env import sglang_python
+from sglang_overlay.patchset.pin import Pin
 
+from ..pins import each_pin_with
 from .conftest import Python
 
 COMMAND = """
@@ -37,8 +39,11 @@ WORLDS(kAllReduce, __nv_bfloat16) WORLDS(kAllReduce, half)
 """
 
 
+@each_pin_with("flashinfer-fusion-sm120")
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here: not compiled for SM120")
-def test_nvcc_builds_the_kernels_for_sm120(python: Python, stock: Path, tmp_path: Path) -> None:
+def test_nvcc_builds_the_kernels_for_sm120(
+    pin: Pin, python: Python, stock: Path, tmp_path: Path
+) -> None:
     asked = python(stock, "-c", COMMAND, FLASHINFER_CUDA_ARCH_LIST="12.0f", HOME=str(tmp_path))
     assert asked.returncode == 0, asked.stderr[-2000:]
     found = json.loads(asked.stdout.splitlines()[-1])
@@ -49,7 +54,7 @@ def test_nvcc_builds_the_kernels_for_sm120(python: Python, stock: Path, tmp_path
     command[command.index("-o") + 1] = str(target)
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-3000:]
-    packages = sglang_python().parents[1] / "lib/python3.11/site-packages"
+    packages = sglang_python(pin.version).parents[1] / "lib/python3.11/site-packages"
     look = [packages / "triton/backends/nvidia/bin/cuobjdump", "-res-usage", target]
     printed = subprocess.run(look, capture_output=True, text=True, check=True).stdout
     assert "arch = sm_120" in printed

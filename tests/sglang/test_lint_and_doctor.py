@@ -12,13 +12,10 @@ from sglang_overlay.doctor.finding import State
 
 from .. import nccl_algo
 from ..doctor.machine import environ, healthy, pairs, server
-from ..pinned.conftest import PINS
+from ..pins import each_pin_with
 from .conftest import Python
 
-#: Every pin has this patch.
-pytestmark = pytest.mark.parametrize(
-    "pin", PINS, ids=lambda pin: pin.name, indirect=True, scope="session"
-)
+pytestmark = each_pin_with("worker-env-lint")
 
 LINT = """
 import json, sys

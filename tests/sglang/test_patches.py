@@ -11,7 +11,7 @@ from ci.sglang_env import lock_file, packages, sglang_python
 from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.series import Series
 
-from ..pinned.conftest import PINS
+from ..pins import PINS, each_pin
 from .conftest import Python
 
 PYTEST = ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
@@ -53,7 +53,7 @@ def test_a_patchs_tests_fail_without_it(
         assert done.returncode in (1, 2), done.stdout[-6000:]
 
 
-@pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.name, indirect=True, scope="session")
+@each_pin
 def test_the_environment_is_what_its_lock_says(pin: Pin) -> None:
     freeze = [sglang_python(pin.version), "-m", "pip", "--disable-pip-version-check", "freeze"]
     done = subprocess.run(freeze, capture_output=True, text=True, check=True)

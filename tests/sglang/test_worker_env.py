@@ -14,6 +14,10 @@ import pytest
 from sglang_overlay.cli import main
 from sglang_overlay.worker_env import compare, from_log
 
+from ..pins import NEWEST, each_pin_with, pins_with
+
+PATCH = "worker-env-report"
+
 MODEL = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
@@ -188,6 +192,7 @@ def value_of(report, name):
     return entry.get("value"), entry.get("origin")
 
 
+@each_pin_with(PATCH)
 def test_engine_with_dp_controller(python, patched, tmp_path):
     file, model = driver(tmp_path, ENGINE)
     arguments = dict(
@@ -251,17 +256,20 @@ ALWAYS = {"data_parallel_controller", "scheduler", "detokenizer"}
 
 
 @pytest.mark.parametrize(
-    ("form", "more", "processes", "count"),
+    ("pin", "form", "more", "processes", "count"),
     [
-        (["-m", "sglang.launch_server"], [], ALWAYS, 4),
+        *((pin, ["-m", "sglang.launch_server"], [], ALWAYS, 4) for pin in pins_with(PATCH)),
         (
+            NEWEST,
             ["-c", CLI, "serve"],  # what the script sglang does
             ["--tokenizer-worker-num", "2"],
             ALWAYS | {"tokenizer_worker"},
             6,
         ),
     ],
-    ids=["launch_server", "sglang serve"],
+    ids=[*(f"{pin.name}-launch_server" for pin in pins_with(PATCH)), "sglang serve"],
+    indirect=["pin"],
+    scope="session",
 )
 def test_launch_server(python, patched, tmp_path, form, more, processes, count):
     file, model = driver(tmp_path, SERVER)

@@ -10,13 +10,17 @@ import shutil
 import socket
 import subprocess
 import venv
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ci.sglang_env import sglang_python
+from sglang_overlay.patchset.pin import Pin
 
-from .conftest import runner
+from ..pins import NEWEST, pins_with
+from .conftest import Python, runner
 from .test_worker_env import ARGUMENTS, driver, result_of, value_of
 
 ACTORS = '''
@@ -77,7 +81,7 @@ if __name__ == "__main__":
     engine.shutdown()
 """
 
-# RayEngine 0.5.23 itself stops before it makes this controller, also without our patches: it
+# RayEngine itself (0.5.23's) stops before it makes this controller, also without our patches: it
 # declares dist_init_addr when the configuration is published already.
 CONTROLLER = """
 import json, os, sys
@@ -103,14 +107,19 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def ray_python(tmp_path_factory):
-    """Runs python with Ray, in an environment of its own over the one that has SGLang's rest."""
-    place = tmp_path_factory.mktemp("ray")
-    venv.create(place, with_pip=True)
-    executable = place / "bin/python"
-    below = sglang_python().parents[1] / "lib/python3.11/site-packages"
-    (place / "lib/python3.11/site-packages/below.pth").write_text(f"{below}\n")
-    subprocess.run([executable, "-m", "pip", "install", "-q", "ray"], check=True)
-    return runner(executable)
+    """Runs python with Ray and a pin's rest, in an environment of its own over that of the rest."""
+
+    @cache
+    def make(pin):
+        place = tmp_path_factory.mktemp("ray")
+        venv.create(place, with_pip=True)
+        executable = place / "bin/python"
+        below = sglang_python(pin.version).parents[1] / "lib/python3.11/site-packages"
+        (place / "lib/python3.11/site-packages/below.pth").write_text(f"{below}\n")
+        subprocess.run([executable, "-m", "pip", "install", "-q", "ray"], check=True)
+        return runner(executable)
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +146,33 @@ def namespace():
     subprocess.run(["ip", "netns", "del", name], check=True)  # and with it the pair of devices
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one node", "two nodes"])
-def ray_cluster(request, ray_python, patched):
+@dataclass(frozen=True)
+class Cluster:
+    """Where it is, and what runs there."""
+
+    pin: Pin
+    python: Python
+    patched: Path
+    token: dict[str, str]
+    addresses: list[str]
+    port: int
+
+    def run(self, source, file, arguments):
+        """Run ``file`` on ``source`` in a driver of this cluster."""
+        address = f"{self.addresses[0]}:{self.port}"
+        given = (file, address, len(self.addresses), json.dumps(arguments))
+        return self.python(source, *given, **self.token)
+
+
+#: Nodes are the same to every pin's patch: two of them are for the newest.
+CLUSTERS = [*((pin, 1) for pin in pins_with("worker-env-report")), (NEWEST, 2)]
+
+
+@pytest.fixture(scope="module", params=CLUSTERS, ids=lambda one: f"{one[0].name}-{one[1]}")
+def ray_cluster(request, ray_python, trees):
     """A cluster that was started beforehand, with two GPUs in all that are not there."""
-    python, nodes = ray_python, request.param
+    pin, nodes = request.param
+    python, patched = ray_python(pin), trees(pin, True)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -174,7 +206,7 @@ def ray_cluster(request, ray_python, patched):
         for command, address, place in zip((head, second), addresses, places, strict=False)
     ]
     try:
-        yield f"{addresses[0]}:{port}", token, addresses
+        yield Cluster(pin, python, patched, token, addresses, port)
     finally:
         for node in reversed(started):
             node.terminate()
@@ -191,14 +223,15 @@ PAIRS = [
 ]
 
 
-def test_what_the_driver_has_is_lost_and_what_it_gives_arrives(
-    ray_python, stock, patched, tmp_path, ray_cluster
-):
-    address, token, addresses = ray_cluster
+def test_what_the_driver_has_is_lost_and_what_it_gives_arrives(trees, tmp_path, ray_cluster):
+    addresses = ray_cluster.addresses
     file, _ = driver(tmp_path, ACTORS)
     lost, delivered = (
-        result_of(ray_python(source, file, address, len(addresses), json.dumps(arguments), **token))
-        for source, arguments in ((stock, {}), (patched, {"worker_env": PAIRS}))
+        result_of(ray_cluster.run(source, file, arguments))
+        for source, arguments in (
+            (trees(ray_cluster.pin, False), {}),
+            (ray_cluster.patched, {"worker_env": PAIRS}),
+        )
     )
     assert {values.pop("ip") for values in lost} == set(addresses)
     assert not any(value for values in lost for value in values.values())
@@ -210,21 +243,21 @@ def test_what_the_driver_has_is_lost_and_what_it_gives_arrives(
     assert tp0["NCCL_NET_PLUGIN"] == str(Path.home())  # Ray expands "$" in a runtime_env
 
 
-@pytest.mark.parametrize(
-    ("ray_cluster", "code", "dp_size"),
-    [(1, ENGINE, 1), (1, CONTROLLER, 2), (2, CONTROLLER, 2)],
-    indirect=["ray_cluster"],
-    ids=["engine", "controller", "controller over two nodes"],
-)
-def test_the_schedulers_in_ray_actors_report(
-    ray_python, patched, tmp_path, ray_cluster, code, dp_size
-):
-    address, token, addresses = ray_cluster
-    file, model = driver(tmp_path, code)
+def test_the_schedulers_in_ray_actors_report(tmp_path, ray_cluster):
+    drivers = [("controller", CONTROLLER, 2)]
+    if len(ray_cluster.addresses) == 1:
+        drivers.append(("engine", ENGINE, 1))
+    for name, code, dp_size in drivers:
+        (tmp_path / name).mkdir()
+        check_reports(ray_cluster, tmp_path / name, code, dp_size)
+
+
+def check_reports(ray_cluster, folder, code, dp_size):
+    file, model = driver(folder, code)
     pairs = [*PAIRS, "SGLANG_CPU_OMP_THREADS_BIND=0|1", "CUDA_CACHE_TOKEN=s3cret"]
     pairs += ["NCCL_DEBUG_FILE@dp1=/tmp/one"] if dp_size == 2 else []
     arguments = dict(ARGUMENTS, model_path=model, dp_size=dp_size, worker_env=pairs)
-    run = ray_python(patched, file, address, len(addresses), json.dumps(arguments), **token)
+    run = ray_cluster.run(ray_cluster.patched, file, arguments)
     reports = result_of(run)
     assert [report["ranks"]["dp"] for report in reports] == list(range(dp_size))
     assert len({report["pid"] for report in reports}) == dp_size

@@ -13,9 +13,10 @@ from sglang_overlay.drift import judge
 from sglang_overlay.patchset.pin import Pin
 from sglang_overlay.patchset.release import open_release, released
 from sglang_overlay.patchset.series import Series
-from sglang_overlay.patchset.source import released_wheel
+from sglang_overlay.patchset.source import pinned_wheel, released_wheel
 
 from ..conftest import git
+from ..pins import PINS
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,21 @@ def test_the_table_in_the_docs_is_what_drift_says(pin: Pin, version: str) -> Non
     ]
     place = titles.index(version)
     assert {row[0].strip("`"): row[place] for row in rows} == column(pin, version)
+
+
+def test_a_release_that_is_a_pin_is_its_pinned_wheel(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, other = [one for one in PINS if one != pin]
+    whole = pinned_wheel(pin)
+    assert released_wheel(other.version, pin) == pinned_wheel(other)
+    monkeypatch.setenv("SGLANG_OVERLAY_CACHE", str(tmp_path))
+    for one in (pin, other):  # the other's place in the cache holds what is not its wheel
+        place = tmp_path / "wheels" / one.sha256 / one.wheel
+        place.parent.mkdir(parents=True)
+        place.symlink_to(whole)
+    assert main(["drift", "--pin", pin.name, "--version", other.version]) == 4
+    assert f"the pin says {other.sha256}; the file was removed" in capsys.readouterr().err
 
 
 def test_git_applies_what_fits_and_refuses_what_does_not(

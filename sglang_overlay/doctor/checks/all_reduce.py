@@ -1,9 +1,9 @@
 """Which all-reduce SGLang will take for a decode or verify pass, and why.
 
-The conditions are those of SGLang 0.5.23: ``distributed/parallel_state.py``
+The conditions are those of every pin: ``distributed/parallel_state.py``
 (``_resolve_outplace_all_reduce_method``), ``device_communicators/`` (``custom_all_reduce.py``,
 ``custom_all_reduce_v2.py``, ``custom_all_reduce_utils.py``, ``pcie_ipc_ar.py``) and
-``arg_groups/overrides.py``; a test holds the constants against that source.
+``arg_groups/overrides.py``; a test holds them against each source.
 """
 
 from dataclasses import dataclass

@@ -38,10 +38,13 @@ class Outcome:
 
 def outcome(facts: Facts) -> Outcome | None:
     """What the option comes to; ``None`` when the cards or the patches are not known."""
-    asked, patches = facts.server.fusion, _patches(facts)
+    asked, patches = facts.server.fusion, facts.active
     if asked == "measured" and patches is not None and _MEASURED_PATCH not in patches:
-        text = f"'measured' is of our patch {_MEASURED_PATCH}, which is not active"
-        return Outcome(Result.REFUSED, text, instead=f"apply the patch, or leave {OPTION} out")
+        there = facts.has_patch(_MEASURED_PATCH)
+        which = "is not active" if there else f"there is not for SGLang {facts.pin}"
+        text = f"'measured' is of our patch {_MEASURED_PATCH}, which {which}"
+        instead = f"{'apply the patch, or ' * there}leave {OPTION} out"
+        return Outcome(Result.REFUSED, text, instead=instead)
     if not facts.cards:
         return None
     name, major = f"SM{_major(facts)}0", _major(facts)
@@ -125,13 +128,6 @@ def backend(facts: Facts) -> list[Finding]:
 def _mend(facts: Facts) -> str:
     name = facts.settings.expandable_segments.partition("=")[0]
     return f"unset {name}" if name else f"leave {OPTION} out"
-
-
-def _patches(facts: Facts) -> tuple[str, ...] | None:
-    if isinstance(facts.python, Unknown) or isinstance(facts.python.patches, Unknown):
-        return None
-    switched_off = facts.settings.environ.get("SGLANG_OVERLAY") == "0"
-    return () if switched_off else facts.python.patches
 
 
 def _major(facts: Facts) -> int:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ..facts import Facts, Server, Unknown
+from ..facts import Facts, Server
 from ..finding import Finding, error, ok, unknown, warning
 
 _PATCH = "eagle-flashinfer-mla-draft-extend-graph"
@@ -82,11 +82,7 @@ def eagle(facts: Facts) -> list[Finding]:
             return [unknown(id, "neither the cards nor the server's arguments are known", _GIVE)]
         return [ok(id, "every pass in a graph, with SGLang's default backend", _HINT)]
     environ = facts.settings.environ
-    patched = (
-        not isinstance(facts.python, Unknown)
-        and _active(facts.python.patches)
-        and environ.get("SGLANG_OVERLAY") != "0"
-    )
+    patched = _PATCH in (facts.active or ())
     kinds = _kinds(server)
     rows = [_rows(server, target, drafter) for target, drafter in kinds]
     known = table(facts.pin)
@@ -105,17 +101,15 @@ def eagle(facts: Facts) -> list[Finding]:
         )
         text = f"whether {whose} has MLA is not known; with {bad[0].backends}: {bad[0]}"
         return [unknown(id, text, _GIVE)]
-    return [_verdict(id, bad[0] if bad else found[0], server)]
+    worst = bad[0] if bad else found[0]
+    mends = all(known[worst.rows[p]][p][True] == "captured" for p in worst.having("eager"))
+    return [_verdict(id, worst, server, mends)]
 
 
 def _says_anything(server: Server) -> bool:
     backends = (server.attention_backend, server.prefill_backend, server.decode_backend)
     models = (server.mla, server.draft_mla)
     return any(one is not None for one in (*backends, server.draft_backend, *models))
-
-
-def _active(patches: object) -> bool:
-    return isinstance(patches, tuple) and _PATCH in patches
 
 
 def _kinds(server: Server) -> list[tuple[bool, bool]]:
@@ -144,7 +138,7 @@ def _row(backend: str, mla: bool) -> str:
     return f"flashinfer, {'MLA' if mla else 'MHA'}" if backend == "flashinfer" else backend
 
 
-def _verdict(id: str, passes: Passes, server: Server) -> Finding:
+def _verdict(id: str, passes: Passes, server: Server, patch_mends: bool) -> Finding:
     text = ", ".join(f"{name} {passes.verdicts[name]} ({row})" for name, row in passes.rows.items())
     refused, eager = passes.having("refused"), passes.having("eager")
     drafter_alone = server.draft_backend and "verify" not in [*refused, *eager]
@@ -164,5 +158,5 @@ def _verdict(id: str, passes: Passes, server: Server) -> Finding:
         f"{passes.backends}: {', '.join(eager)} is eager",
         text,
         _WHY,
-        f"--{option} triton, or the patch {_PATCH}",
+        f"--{option} triton" + f", or the patch {_PATCH}" * patch_mends,
     )
