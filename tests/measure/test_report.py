@@ -102,7 +102,7 @@ def test_where_a_cycle_goes_stands_in_figures(page: "Page") -> None:
     none, passes = "\N{EN DASH}", "draft graph, verify graph, extend eager"
     assert rows == [
         ["plain", "11.000", none, none, "1.177", "0", none, ""],
-        ["eagle", none, "1.000", "27.000", none, "122", "25.000", passes],
+        ["eagle", none, "1.000", "27.000", "7.133", "122", "25.000", passes],
     ]
 
 
