@@ -10,7 +10,8 @@ from ..patchset.errors import PatchsetError, Usage
 from . import context, load, secret, stream
 from . import prompts as texts
 from .prompts import Prompt
-from .runs import Protocol, Run, Session, Store
+from .runs import Protocol, Run, Session
+from .store import Store
 
 if TYPE_CHECKING:
     import httpx

@@ -22,7 +22,8 @@ from .breakeven import (
     targets,
 )
 from .command import STORE
-from .runs import Breakdown, Session, read_store
+from .runs import Breakdown, Session
+from .store import read_store
 
 _ALLREDUCES_US = (200.0, 100.0, 50.0, 20.0, 10.0, 5.0)
 

@@ -14,8 +14,9 @@ from ..patchset.errors import EnvironmentFailure, PatchsetError
 from . import arrival, bench, profile
 from .experiment import Experiment, Sweep
 from .journal import Journal
-from .runs import SIMULATE, Session, Store, open_store
+from .runs import SIMULATE, Session
 from .server import Server, end_orphan, free_port, taken
+from .store import Store, open_store
 
 STORE = "results.sqlite"
 _KILLED = "the sweep was killed on the way"

@@ -13,8 +13,9 @@ from ..patchset.errors import EnvironmentFailure, Usage
 from . import bench
 from . import prompts as texts
 from .compare import Comparison, compare
-from .runs import APIS, Protocol, Session, open_store, read_store
+from .runs import APIS, Protocol, Session
 from .signals import terminated
+from .store import open_store, read_store
 
 STORE = click.option(
     "--store",

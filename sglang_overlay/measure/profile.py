@@ -16,8 +16,9 @@ from ..options import options
 from ..patchset.errors import EnvironmentFailure, PatchsetError, Usage
 from . import stream
 from .kernels import ALL_REDUCE
-from .runs import Protocol, open_store
+from .runs import Protocol
 from .split import Split, split
+from .store import open_store
 from .trace import Progress, cycles, is_whole, read
 
 if TYPE_CHECKING:

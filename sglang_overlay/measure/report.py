@@ -16,7 +16,8 @@ from .breakeven import PHASES, Case
 from .breakeven_command import case_of, decode_ms
 from .compare import Comparison, alike, compare, drafter
 from .kernels import KINDS
-from .runs import Session, read_store
+from .runs import Session
+from .store import read_store
 
 _LABELS = 28  # characters of a bar's label
 

@@ -19,7 +19,8 @@ from sglang_overlay.measure.breakeven import (
     targets,
 )
 from sglang_overlay.measure.breakeven_command import case_of
-from sglang_overlay.measure.runs import Breakdown, open_store
+from sglang_overlay.measure.runs import Breakdown
+from sglang_overlay.measure.store import open_store
 
 from .test_store import make
 

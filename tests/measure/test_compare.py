@@ -7,7 +7,8 @@ import pytest
 
 from sglang_overlay.cli import main
 from sglang_overlay.measure.compare import _student, compare
-from sglang_overlay.measure.runs import Protocol, open_store
+from sglang_overlay.measure.runs import Protocol
+from sglang_overlay.measure.store import open_store
 from sglang_overlay.patchset.errors import Usage
 
 from .test_store import make

@@ -11,7 +11,8 @@ import pytest
 from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.measure import bench, load, prompts
-from sglang_overlay.measure.runs import Protocol, open_store
+from sglang_overlay.measure.runs import Protocol
+from sglang_overlay.measure.store import open_store
 from sglang_overlay.patchset.pin import Pin
 
 from ..pins import each_pin

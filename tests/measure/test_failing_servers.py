@@ -13,7 +13,8 @@ import pytest
 
 from sglang_overlay.cli import main
 from sglang_overlay.measure import bench, load
-from sglang_overlay.measure.runs import Protocol, open_store
+from sglang_overlay.measure.runs import Protocol
+from sglang_overlay.measure.store import open_store
 from sglang_overlay.measure.stream import Chunk, intervals
 from sglang_overlay.patchset.errors import EnvironmentFailure, Usage
 

@@ -12,8 +12,9 @@ from sglang_overlay.cli import main
 from sglang_overlay.measure import stream
 from sglang_overlay.measure.kernels import kind_of
 from sglang_overlay.measure.profile import Capture, _pace, look
-from sglang_overlay.measure.runs import Protocol, Run, Session, open_store
+from sglang_overlay.measure.runs import Protocol, Run, Session
 from sglang_overlay.measure.split import Split, split
+from sglang_overlay.measure.store import open_store
 from sglang_overlay.measure.trace import cycles, read
 
 from . import failing

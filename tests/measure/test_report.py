@@ -11,7 +11,8 @@ import pytest
 
 from sglang_overlay.cli import main
 from sglang_overlay.measure import report
-from sglang_overlay.measure.runs import Breakdown, Protocol, open_store, read_store
+from sglang_overlay.measure.runs import Breakdown, Protocol
+from sglang_overlay.measure.store import open_store, read_store
 
 from .test_store import make
 

@@ -10,7 +10,7 @@ import pytest
 from sglang_overlay.cli import main
 from sglang_overlay.measure import secret
 from sglang_overlay.measure.experiment import load
-from sglang_overlay.measure.runs import open_store
+from sglang_overlay.measure.store import open_store
 
 from .failing import serving
 

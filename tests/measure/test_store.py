@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_overlay.cli import main
-from sglang_overlay.measure.runs import Breakdown, Protocol, Run, Session, open_store, read_store
+from sglang_overlay.measure.runs import Breakdown, Protocol, Run, Session
+from sglang_overlay.measure.store import open_store, read_store
 from sglang_overlay.patchset.errors import EnvironmentFailure, Usage
 
 from .failing import serving

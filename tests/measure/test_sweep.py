@@ -20,7 +20,7 @@ import pytest
 from ci.sglang_env import sglang_python
 from sglang_overlay.cli import main
 from sglang_overlay.measure.journal import Attempt, Journal
-from sglang_overlay.measure.runs import open_store
+from sglang_overlay.measure.store import open_store
 from sglang_overlay.patchset.pin import Pin
 
 from ..pins import each_older_pin

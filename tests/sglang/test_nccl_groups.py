@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ..pinned.conftest import PINS
+from ..pins import each_pin_with
 from .conftest import Python
 
 WATCH = r"""
@@ -45,7 +45,7 @@ os._exit(0)  # a group is not meant to be torn down without a GPU
 """
 
 
-@pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.name, indirect=True, scope="session")
+@each_pin_with("worker-env")
 def test_torch_reads_for_each_group_what_is_judged_too_late(
     python: Python, patched: Path, tmp_path: Path
 ) -> None:

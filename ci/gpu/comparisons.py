@@ -1,0 +1,102 @@
+"""What two engines, or the graph and the eager pass of one, made of the same requests."""
+
+import json
+import pickle
+import statistics
+
+FAILED = []  # what did not come to its end
+
+
+def result(**fields):
+    print("RESULT", json.dumps(fields), flush=True)
+    if "error" in fields or (fields.get("rc", 0) != 0 and fields["case"] != "refuse"):
+        FAILED.append(fields["case"])
+
+
+def shadow(name, file):
+    """Graph against eager, the same cycle on the same inputs, by batch size."""
+    groups = {}
+    for line in file.read_text().splitlines():
+        entry = json.loads(line)
+        groups.setdefault((entry["bs"], entry["graph_bs"]), []).append(entry)
+    for (size, graph), entries in sorted(groups.items()):
+        lengths = [length for entry in entries for length in entry["kv_lens"]]
+        result(
+            case=name,
+            what="graph against eager, same inputs",
+            bs=size,
+            graph_bs=graph,
+            cycles=len(entries),
+            bit_equal=sum(e["dlogit"] == 0 and e["dhidden"] == 0 for e in entries),
+            max_dlogit=round(max(e["dlogit"] for e in entries), 5),
+            max_dhidden=round(max(e["dhidden"] for e in entries), 5),
+            logit_std=round(statistics.mean(e["std"] for e in entries), 4),
+            argmax_flips=sum(e["flips"] for e in entries),
+            nan=sum(e["nan"] for e in entries),
+            padded_nan=sum(e["padded_nan"] for e in entries),
+            kv_lens=[min(lengths), max(lengths)],
+        )
+
+
+def equal(first, second, options):
+    """How many requests of two cases have the same tokens, and their accept lengths."""
+    runs = [json.loads((options.out / name / "runs.json").read_text()) for name in (first, second)]
+    if len(runs[0]) != len(runs[1]):
+        return result(case=f"{first} and {second}", error="one has no tokens")
+    for one, other in zip(*runs, strict=True):
+        same = sum(a == b for a, b in zip(one["ids"], other["ids"], strict=True))
+        lengths = [round(sum(map(len, run["ids"])) / sum(run["verify"]), 3) for run in (one, other)]
+        requests = f"{same} of {one['bs']}"
+        result(case=f"{first} and {second}", bs=one["bs"], equal=requests, accept_length=lengths)
+    return None
+
+
+def load_trace(folder):
+    """What draft-extend returned, by request, committed length and accepted tokens."""
+    cycles = {}
+    with (folder / "trace.pkl").open("rb") as stream:
+        while True:
+            try:
+                entry = pickle.load(stream)
+            except EOFError:
+                return cycles
+            for n, rid in enumerate(entry["rid"]):
+                key = (rid, entry["lengths"][n], entry["accepted"][n])
+                cycles[key] = {name: entry[name][n] for name in ("logits", "hidden", "index")} | {
+                    "graph": entry["graph"],
+                    "nan": entry["nan"],
+                }
+
+
+def against(first, second, options):
+    """Two engines, cycle by cycle, as long as a request's tokens are the same in both."""
+    import numpy
+
+    folders = [options.out / name for name in (first, second)]
+    traces = [load_trace(folder) for folder in folders]
+    runs = [json.loads((folder / "runs.json").read_text()) for folder in folders]
+    for one, other in zip(*runs, strict=True):
+        size, differences = one["bs"], []
+        pairs = [*zip(one["ids"], other["ids"], strict=True)]
+        for n, (ours, theirs) in enumerate(pairs):
+            differ = (k for k, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+            same = next(differ, len(ours))
+            for key in traces[0].keys() & traces[1].keys():
+                if key[0] == f"b{size}-{n}" and key[1] + key[2] < one["prompt"][n] + same:
+                    differences.append((traces[0][key], traces[1][key]))
+
+        def largest(what, differences=differences):
+            return max(float(numpy.abs(a[what] - b[what]).max()) for a, b in differences)
+
+        result(
+            case=f"{first} against {second}",
+            bs=size,
+            cycles=len(differences),
+            graph_against_eager=sum(a["graph"] and not b["graph"] for a, b in differences),
+            max_dlogit=round(largest("logits"), 5),
+            max_dhidden=round(largest("hidden"), 5),
+            draft_flips=sum(a["index"] != b["index"] for a, b in differences),
+            nan=sum(a["nan"] for a, _ in differences),
+            requests_with_equal_tokens=f"{sum(a == b for a, b in pairs)} of {size}",
+            equal_verify_counts=one["verify"] == other["verify"],
+        )
