@@ -4,10 +4,10 @@ usage: torchrun --nproc-per-node 2 ci/gpu/fused_allreduce.py [--one-gpu] [--chec
 
 Runs what a server runs before capture and in a layer, on the path of SM120: on another GPU
 SGLang's platform object is told that it is one. Without options: bring-up, and microseconds in
-a graph. `--check`: numbers against float64. `--fail`: the last rank fails at STAGE, and every
-rank has to fall back with right sums. `--one-gpu`: all ranks on cuda:0, for numbers and votes
-alone (a call takes milliseconds). The first bring-up builds FlashInfer's module for minutes.
-FUSED_FAIL=STAGE in the environment does what `--fail` does.
+a graph, fused and not. `--check`: numbers against float64. `--fail`: the last rank fails at
+STAGE, and every rank has to fall back with right sums. `--one-gpu`: all ranks on cuda:0, for
+numbers and votes alone (a call takes milliseconds). The first bring-up builds FlashInfer's
+module for minutes. FUSED_FAIL=STAGE in the environment does what `--fail` does.
 """
 
 import argparse
@@ -301,9 +301,12 @@ def speed(ranks, hidden, dtype):
         x, residual, _ = inputs(ranks, rows, hidden, dtype, 0)
         sums, copy = x.clone(), torch.zeros_like(residual)
 
-        def unfused(sums=sums, copy=copy):
+        def nccl_and_norm(sums=sums, copy=copy):
             dist.all_reduce(sums, group=ranks.group.device_group)
             fused_add_rmsnorm(sums, copy, weight, EPS)
+
+        def plain_and_norm(x=x, copy=copy):
+            fused_add_rmsnorm(manager.allreduce(x), copy, weight, EPS)
 
         ranks.result(
             what="microseconds a call in a graph",
@@ -315,7 +318,8 @@ def speed(ranks, hidden, dtype):
                 lambda x=x, r=residual: manager.allreduce_residual_rmsnorm(x, r, weight, EPS),
             ),
             plain=microseconds(ranks, lambda x=x: manager.allreduce(x)),
-            nccl_and_norm=microseconds(ranks, unfused) if ranks.nccl else None,
+            plain_and_norm=microseconds(ranks, plain_and_norm),
+            nccl_and_norm=microseconds(ranks, nccl_and_norm) if ranks.nccl else None,
         )
 
 

@@ -21,7 +21,7 @@ step() { # NAME COMMAND...: what it printed goes to OUT/NAME.log, its tables and
     echo "STEP $name: exit $code after $((SECONDS - start)) s"
     [ $code = 0 ] || failed=1
     case $name in
-    doctor | bench-* | collectives-* | no-p2p-* | choice-*) cat "$OUT/$name.log" ;;
+    doctor | bench-* | breakeven-* | collectives-* | no-p2p-* | choice-*) cat "$OUT/$name.log" ;;
     *) grep '^RESULT' "$OUT/$name.log" || tail -n 8 "$OUT/$name.log" ;;
     esac
 }
@@ -43,6 +43,9 @@ run() { # STEP WORLD
         step "no-p2p-$2" env NCCL_P2P_DISABLE=1 \
             "${ranks[@]}" -m sglang_overlay.measure.collectives --rows 1,3,8,16,64
         ;;
+    one-gpu) # numbers of fused and not, for nothing but their ratio
+        step "one-gpu-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --hidden 2048 7168
+        ;;
     choice) step "choice-$2" "${ranks[@]}" measured_choice.py ;;
     engine)
         step "tp-measured-$2" "${engine[@]}" tp-measured
@@ -59,12 +62,16 @@ run() { # STEP WORLD
     bench)
         python3 model.py mtp /tmp/models/mtp
         LIMIT=$((4 * LIMIT)) step "bench-$2" sglang-overlay sweep tp.toml -D tp="$2" --out "$OUT/sweep-$2"
+        for name in "fusion off" fused measured; do
+            step "breakeven-${name/ /-}-$2" sglang-overlay breakeven --store "$OUT/sweep-$2/results.sqlite" \
+                --bench "tp/$name" --baseline "tp/no speculation, fusion off"
+        done
         ;;
     *) echo "$1: no such step" >&2 && exit 2 ;;
     esac
 }
 
-[ $# = 0 ] && set -- doctor numbers speed fail choice collectives no-p2p bench engine engine-trtllm engine-fail
+[ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-trtllm engine-fail
 for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
     ((16 % world)) && echo "STEP world $world: left out, the model has 16 heads" && continue
     ((world < 2 || world > all)) && echo "STEP world $world: left out, here are $all GPUs" && continue

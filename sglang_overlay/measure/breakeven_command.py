@@ -57,7 +57,7 @@ _PART = _Finite(0)
 @click.option("--verify-ms", type=_PART, help="All of verify, its all-reduces too.")
 @click.option("--extend-ms", type=_PART)
 @click.option("--allreduce-ms", type=_PART, help="All all-reduces of a verify pass.")
-@click.option("--allreduces", type=click.IntRange(1), default=122, show_default=True)
+@click.option("--allreduces", type=click.IntRange(1), help="[default: those of --bench, else 122]")
 @click.option("--allreduce-us", type=_PART, multiple=True, help="What if one took this long?")
 @click.option("--steps", type=click.IntRange(1), help="Draft steps.  [default: 2]")
 @click.option(

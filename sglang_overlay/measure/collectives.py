@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--calls", int, 20, "boundaries in one CUDA graph")
     option("--replays", int, 11, "replays of it in one round; their median counts")
     option("--rounds", int, 5, "rounds, each candidate in turn; the median round counts")
-    option("--timeout", float, 120, "seconds before a silent candidate is left out")
+    option("--timeout", float, 180, "seconds before a silent candidate is left out")
     option("--build-timeout", float, 1800, "the same while kernels are built")
     parser.add_argument("--one-gpu", action="store_true", help="two ranks on one GPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -188,6 +188,8 @@ def results(table: Table) -> list[dict[str, Any]]:
             value[f"{mode}_us"] = round(us, 2)
             value[f"{mode}_bus_gb_s"] = round(table.bus_gb_s(cell.rows, us), 3)
             value[f"{mode}_verify_ms"] = round(table.verify_ms(us), 3)
+        if cell.launches is not None:
+            value["launches"] = round(cell.launches, 2)
         if cell.error is not None:
             value["worst_error"] = round(cell.error, 5)
         values.append(value)
@@ -218,6 +220,12 @@ def _print_text(machine: dict[str, Any], table: Table) -> None:
         first,
         lambda cell, us: table.verify_ms(us),
     )
+    counts: dict[str, set[float]] = {}
+    for cell in table.cells:
+        if cell.launches is not None:
+            counts.setdefault(cell.candidate, set()).add(round(cell.launches, 2))
+    for name, found in counts.items():
+        print(f"launches a boundary: {name}: {', '.join(f'{count:g}' for count in sorted(found))}")
     for name, reason in table.left_out.items():
         print(f"left out: {name}: {reason}")
     for value in [{"name": "machine", **machine}, *results(table)]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -30,13 +30,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cell:
-    """One candidate at one number of rows: microseconds a boundary by mode, or why not."""
+    """One candidate at one number of rows: microseconds a boundary by mode, or why not.
+
+    ``launches`` is what the GPU runs for one boundary in a graph: kernels, copies and fills.
+    """
 
     candidate: str
     rows: int
     us: dict[str, float]
     error: float | None = None
     reason: str | None = None
+    launches: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,16 @@ class Ensemble:
     def ask(self, name: str, seconds: float, order: str, *args: Any) -> list[Any] | None:
         """Every rank's answer to one order, or None: then the candidate is out, on every rank."""
         self._players[name].order(order, *args)
+        return self._heard(name, seconds, order)
+
+    def ask_all(self, seconds: float, order: str) -> dict[str, list[Any]]:
+        """The same of all candidates, which work beside each other; of those that are left."""
+        for player in self._players.values():
+            player.order(order)
+        answers = {name: self._heard(name, seconds, order) for name in self.names}
+        return {name: values for name, values in answers.items() if values is not None}
+
+    def _heard(self, name: str, seconds: float, order: str) -> list[Any] | None:
         answers = self._answers(self._players[name], f"no answer to {order}", seconds)
         failures = [answer.failure if answer else None for answer in answers]
         if any(failures):
@@ -138,25 +152,29 @@ def measure(
     """
     ensemble = Ensemble(candidates, seat, plan, tell)
     try:
-        for name in ensemble.names:
-            _prepare(ensemble, name, plan, tell)
+        _prepare(ensemble, plan, tell)
         cells = []
         for rows in plan.rows:
             tell(f"{rows} rows")
             cells += _row(ensemble, rows, plan)
+        if "graph" in plan.modes:  # after all clocks: a profiler slows its process down
+            tell("counting launches")
+            cells = [_counted(ensemble, cell, plan) for cell in cells]
     finally:
         ensemble.end()
     kept = tuple(cell for cell in cells if cell.candidate not in ensemble.left_out)
     return Table(plan, seat.world, kept, ensemble.left_out)
 
 
-def _prepare(ensemble: Ensemble, name: str, plan: Plan, tell: Callable[[str], None]) -> None:
-    tell(f"{name}: building")
-    missing = ensemble.ask(name, plan.build_timeout, "missing")
-    if missing and any(missing):
-        ensemble.leave_out(name, _by_rank(missing))
-    elif missing and ensemble.ask(name, plan.build_timeout, "build"):
-        tell(f"{name}: opening")
+def _prepare(ensemble: Ensemble, plan: Plan, tell: Callable[[str], None]) -> None:
+    """Builds run beside each other. What opens may tune, and has the GPUs for itself."""
+    tell(f"looking for {', '.join(ensemble.names)}")
+    for name, missing in ensemble.ask_all(plan.build_timeout, "missing").items():
+        if any(missing):
+            ensemble.leave_out(name, _by_rank(missing))
+    tell(f"building {', '.join(ensemble.names)}")
+    for name in ensemble.ask_all(plan.build_timeout, "build"):
+        tell(f"opening {name}")
         ensemble.ask(name, plan.timeout, "open")
 
 
@@ -180,6 +198,14 @@ def _row(ensemble: Ensemble, rows: int, plan: Plan) -> list[Cell]:
         Cell(name, rows, {mode: median(us) for mode, us in by.items()}, errors[name])
         for name, by in times.items()
     ]
+
+
+def _counted(ensemble: Ensemble, cell: Cell, plan: Plan) -> Cell:
+    if not cell.us or cell.candidate not in ensemble.names:
+        return cell
+    order = (plan.boundary, cell.rows, plan.calls)
+    counts = ensemble.ask(cell.candidate, plan.timeout, "launches", *order)
+    return replace(cell, launches=max(counts)) if counts else cell
 
 
 def _rehearse(ensemble: Ensemble, name: str, rows: int, plan: Plan) -> float | None:

@@ -109,6 +109,19 @@ class Stage:
         run = self._runs[key]
         return median(self._on_gpu(run, replays) if self._cuda else _on_cpu(run, replays)) / calls
 
+    def launches(self, boundary: str, rows: int, calls: int) -> float:
+        """Kernels, copies and fills for one boundary, in the graph that ``perform`` captured."""
+        import torch.distributed as dist
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+
+        run = self._runs[(boundary, rows, True, calls)]
+        dist.barrier()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            self._on_gpu(run, 1)
+        on_gpu = [one for one in seen.events() if one.device_type == DeviceType.CUDA]
+        return len(on_gpu) / (2 * calls)  # one run goes before
+
     def _capture(self, work: Callable[[], Any], graph: bool) -> Callable[[], Any]:
         """``work`` itself, or a replay of it."""
         if not graph:

@@ -131,7 +131,7 @@ def test_stored_sessions_give_every_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "b.sqlite"
-    split = Breakdown(9, {"draft": 1, "verify": 8, "extend": 1}, {"all-reduce": 6}, 122)
+    split = Breakdown(9, {"draft": 1, "verify": 8, "extend": 1}, {"all-reduce": 6}, 16)
     with open_store(file) as store:
         store.append(make("plain", (80.0,) * 5))
         store.append(make("eagle", (60.0,) * 5, accept=(2.1,) * 5, breakdown=split))
@@ -147,6 +147,7 @@ def test_stored_sessions_give_every_figure(
     assert parts["verify_ms"]["now"] == 8
     assert parts["host_ms"]["now"] == pytest.approx(cycle - 10, abs=1e-4)
     assert parts["allreduce_ms"]["now"] == 6
+    assert parts["allreduce_us"]["now"] == 375  # by the model's own 16, not a default
     assert main(["breakeven", "--bench", "plain", *_SHORT[:2], *store_option]) == 2
     assert "no streamed session with speculation" in capsys.readouterr().err
     assert main(["breakeven", "--baseline", "eagle", *_SHORT[2:], *store_option]) == 2

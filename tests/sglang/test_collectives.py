@@ -39,7 +39,7 @@ def measured(folder: Path, ranks: int, *args: str) -> list[dict[str, Any]]:
     assert said[0]["still running"] == 0
     results: list[dict[str, Any]] = said[0]["results"]
     for one in results:
-        assert f"{one['candidate']}: building" in said[0]["told"]
+        assert one["candidate"] in said[0]["told"][0]
         if "left_out" in one:
             assert f"{one['candidate']}: left out: {one['left_out']}" in said[0]["told"]
     return results
@@ -89,10 +89,10 @@ TABLE = Table(
     Plan((4, 8), 7168, "bfloat16", modes=("graph", "eager"), boundaries=122),
     8,
     (
-        Cell("fused", 4, {"graph": 10.0, "eager": 50.0}, 0.002),
-        Cell("nccl", 4, {"graph": 25.0, "eager": 40.0}, 0.003),
+        Cell("fused", 4, {"graph": 10.0, "eager": 50.0}, 0.002, launches=1.0),
+        Cell("nccl", 4, {"graph": 25.0, "eager": 40.0}, 0.003, launches=2.0),
         Cell("fused", 8, {}, reason="too many rows"),
-        Cell("nccl", 8, {"graph": 30.0, "eager": 45.0}, 0.003),
+        Cell("nccl", 8, {"graph": 30.0, "eager": 45.0}, 0.003, launches=2.05),
     ),
     {"custom": "not here"},
 )
@@ -118,10 +118,11 @@ def test_text_and_results_name_the_fastest_the_holes_and_what_is_left_out(
     assert grids[1][2].split() == ["4", "50.00", "40.00", "nccl"]
     assert grids[2][2].split() == ["4", "10.04", "4.01", "fused"]
     assert grids[3][2].split() == ["4", "1.22", "3.05", "fused"]
+    assert "launches a boundary: fused: 1\nlaunches a boundary: nccl: 2, 2.05\n" in out
     assert "left out: custom: not here" in out
     lines = [json.loads(line[7:]) for line in out.splitlines() if line.startswith("RESULT ")]
     assert lines[0] == {"name": "machine", "gpus": ["X"]}
-    assert lines[1]["graph_us"] == 10.0
+    assert (lines[1]["graph_us"], lines[1]["launches"]) == (10.0, 1.0)
     assert lines[1]["graph_verify_ms"] == 1.22
     assert lines[3]["reason"] == "too many rows"
     assert lines[5]["left_out"] == "not here"
