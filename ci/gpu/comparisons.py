@@ -62,7 +62,8 @@ def load_trace(folder):
                 return cycles
             for n, rid in enumerate(entry["rid"]):
                 key = (rid, entry["lengths"][n], entry["accepted"][n])
-                cycles[key] = {name: entry[name][n] for name in ("logits", "hidden", "index")} | {
+                each = ("logits", "hidden", "index", "best", "best_ids")
+                cycles[key] = {name: entry[name][n] for name in each} | {
                     "graph": entry["graph"],
                     "nan": entry["nan"],
                 }
@@ -79,8 +80,7 @@ def against(first, second, options):
         size, differences = one["bs"], []
         pairs = [*zip(one["ids"], other["ids"], strict=True)]
         for n, (ours, theirs) in enumerate(pairs):
-            differ = (k for k, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
-            same = next(differ, len(ours))
+            same = first_difference(ours, theirs)
             for key in traces[0].keys() & traces[1].keys():
                 if key[0] == f"b{size}-{n}" and key[1] + key[2] < one["prompt"][n] + same:
                     differences.append((traces[0][key], traces[1][key]))
@@ -99,4 +99,61 @@ def against(first, second, options):
             nan=sum(a["nan"] for a, _ in differences),
             requests_with_equal_tokens=f"{sum(a == b for a, b in pairs)} of {size}",
             equal_verify_counts=one["verify"] == other["verify"],
+        )
+
+
+def first_difference(ours, theirs):
+    """The first place where two lists differ; their length where they do not."""
+    differ = (k for k, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+    return next(differ, len(ours))
+
+
+def verified(folder, rid, prompt):
+    """(two best logits, their tokens) of each verified output token of a request, by its place."""
+    return {
+        length + row + 1 - prompt: (cycle["best"][row], cycle["best_ids"][row])
+        for (name, length, accepted), cycle in folder.items()
+        if name == rid
+        for row in range(accepted)
+    }
+
+
+def ties(first, second, options):
+    """Where two engines' greedy tokens part: by how much the better token was better there.
+
+    Engines that round differently may part where two logits are closer than what the rounding
+    moves them by: the gap is then at most twice the ``largest_difference`` of the best logit, taken
+    where the tokens before are still the same.
+    """
+    folders = [options.out / name for name in (first, second)]
+    traces = [load_trace(folder) for folder in folders]
+    runs = [json.loads((folder / "runs.json").read_text()) for folder in folders]
+    for one, other in zip(*runs, strict=True):
+        size, gaps, differences, swapped, misread = one["bs"], [], [0.0], 0, 0
+        for n, (ours, theirs) in enumerate(zip(one["ids"], other["ids"], strict=True)):
+            fork = first_difference(ours, theirs)
+            ways = [verified(trace, f"b{size}-{n}", one["prompt"][n]) for trace in traces]
+            for place in range(1, min(fork + 1, len(ours))):  # the prefill made the first
+                if any(place not in way for way in ways):
+                    misread += 1
+                    continue
+                (best, ids), (best_there, ids_there) = (way[place] for way in ways)
+                misread += (ids[0], ids_there[0]) != (ours[place], theirs[place])
+                if place < fork:
+                    differences.append(abs(best[0] - best_there[0]))
+                else:
+                    gaps.append(max(best[0] - best[1], best_there[0] - best_there[1]))
+                    swapped += ids == ids_there[::-1]
+        largest, widest = max(differences), max(gaps, default=0.0)
+        result(
+            case=f"{first} and {second}",
+            what="where tokens part",
+            bs=size,
+            tokens=len(differences) - 1,
+            parted=f"{len(gaps)} of {size}",
+            first_and_second_swapped=swapped,
+            widest_gap=round(widest, 5),
+            largest_difference=round(largest, 5),
+            misread=misread,
+            **({} if widest <= 2 * largest and not misread else {"error": "parted without a tie"}),
         )

@@ -5,7 +5,7 @@ usage: python3 eagle_graphs.py [--list] [--out DIR] [--budget SECONDS] CASE...
 Each case starts an engine in a process of its own, prints RESULT lines and keeps its log and
 traces under --out. Which SGLang runs is the environment's business: stock, or with the overlay
 wheel; SGLANG_OVERLAY=0 gives the stock side of a pair. `--against A B` compares two traced cases,
-`--equal A B` the tokens of any two.
+`--equal A B` the tokens of any two, `--ties A B` says of two traced ones why their tokens part.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from comparisons import FAILED, against, equal, result, shadow
+from comparisons import FAILED, against, equal, result, shadow, ties
 
 HERE = Path(__file__).resolve().parent
 SPECULATION = {
@@ -85,12 +85,11 @@ CASES = {
     "eager-d2t": ("accept", D2T, EAGER | TRACE),
     "churn": ("churn", {}, SHADOW),
     "soak": ("soak", {}, MEMORY),
-    "tp": ("both", TP | {"enforce_disable_flashinfer_allreduce_fusion": True}, {}),
-    "tp-trtllm": ("both", TP | {FUSION: "trtllm"}, {}),
-    "tp-measured": ("both", TP | {FUSION: "measured"}, {}),
+    "tp": ("accept", TP | {"enforce_disable_flashinfer_allreduce_fusion": True}, TRACE),
+    "tp-trtllm": ("accept", TP | {FUSION: "trtllm"}, TRACE),
+    "tp-measured": ("accept", TP | {FUSION: "measured"}, TRACE),
     **{
-        # After tp-measured, whose table chose the fused kernel for some rows.
-        f"tp-fail-{stage}": ("both", TP | {FUSION: "measured"}, {"HOOK_FAIL": stage})
+        f"tp-fail-{stage}": ("accept", TP | {FUSION: "trtllm"}, TRACE | {"HOOK_FAIL": stage})
         for stage in ("preflight", "build", "self-test")
     },
     "refuse": ("refuse", {"speculative_require_cuda_graph": True}, EAGER),
@@ -158,13 +157,6 @@ def accept(engine, tokens):
     return {"runs": runs}
 
 
-def both(engine, tokens):
-    """``accept``, then the speed of what is really accepted."""
-    runs = accept(engine, tokens)
-    print("CHILD", json.dumps(runs), flush=True)  # should time run out now
-    return runs | speed(engine, tokens)
-
-
 def churn(engine, tokens):
     """Requests that join while others run; every fourth is aborted."""
 
@@ -219,7 +211,7 @@ def child(spec):
     start = time.perf_counter()
     engine = sglang.Engine(**given)
     started = round(time.perf_counter() - start, 1)
-    work = {f.__name__: f for f in (speed, accept, both, churn, soak, refuse)}[kind]
+    work = {f.__name__: f for f in (speed, accept, churn, soak, refuse)}[kind]
     print("CHILD", json.dumps(work(engine, tokens) | {"start_s": started}), flush=True)
     engine.shutdown()
 
@@ -299,6 +291,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--against", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--equal", nargs=2, action="append", default=[], metavar="CASE")
+    parser.add_argument("--ties", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--out", type=Path, default=Path("/tmp/eagle-graphs"))
     parser.add_argument("--models", type=Path, default=Path("/tmp/models"))
     parser.add_argument("--tokens", type=int, default=512, help="new tokens a request")
@@ -326,6 +319,8 @@ def main():
         against(*pair, options)
     for pair in options.equal:
         equal(*pair, options)
+    for pair in options.ties:
+        ties(*pair, options)
     return 1 if FAILED else 0
 
 

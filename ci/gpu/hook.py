@@ -1,11 +1,11 @@
 """Put beside an engine as ``sitecustomize.py``: watches the passes of its scheduler child.
 
 Environment: HOOK_OUT (where to write), and what to do: HOOK_TRACE=1 keeps draft logits, hidden
-states and accept lengths of each cycle; HOOK_SHADOW=1 also runs the eager draft-extend before
-each graph, on the same inputs, and compares; HOOK_SPLIT=1 times the parts of a cycle on the
-host; HOOK_MEMORY=1 writes down the scheduler's memory now and then; FORCE_FA2=1 has FlashInfer
-MLA use the kernels that SM120 uses; HOOK_FAIL=preflight, build or self-test has the last rank's
-bring-up of the fused all-reduce fail there.
+states, accept lengths and the best verify logits of each cycle; HOOK_SHADOW=1 also runs the eager
+draft-extend before each graph, on the same inputs, and compares; HOOK_SPLIT=1 times the parts of
+a cycle on the host; HOOK_MEMORY=1 writes down the scheduler's memory now and then; FORCE_FA2=1
+has FlashInfer MLA use the kernels that SM120 uses; HOOK_FAIL=preflight, build or self-test has
+the last rank's bring-up of the fused all-reduce fail there.
 """
 
 import importlib.abc
@@ -55,8 +55,12 @@ def fail_on_the_last_rank(module):
 
 
 def trace_worker(module):
-    """Keep what each draft-extend returns; the logits pass by in the worker's NaN check."""
+    """Keep what each draft-extend returns, and the two best tokens of each row of its verify.
+
+    The draft's logits pass by in the worker's NaN check. The first rank alone writes.
+    """
     import torch
+    import torch.distributed as dist
 
     columns = torch.randperm(32000, generator=torch.Generator().manual_seed(1))[:1024]
     state = {}
@@ -69,11 +73,12 @@ def trace_worker(module):
 
     def draft_extend(self, batch, result, **kwargs):
         idle = batch.forward_mode.is_idle()
-        lengths = None if idle else batch.seq_lens.tolist()
+        if idle or dist.get_rank():
+            return stock(self, batch, result, **kwargs)
+        lengths = batch.seq_lens.tolist()
+        best = result.logits_output.next_token_logits.float().topk(2)
         state["graph"] = False
         returned = stock(self, batch, result, **kwargs)
-        if idle:
-            return returned
         logits, accepted = state.pop("logits"), result.accept_lens
         if logits.shape[0] != len(lengths):
             rows = torch.arange(len(lengths), device=accepted.device)
@@ -85,6 +90,8 @@ def trace_worker(module):
             "lengths": lengths,
             "accepted": accepted.tolist(),
             "graph": state["graph"],
+            "best": best.values.view(len(lengths), -1, 2).tolist(),
+            "best_ids": best.indices.view(len(lengths), -1, 2).tolist(),
             "index": drafts.topk_index.flatten().tolist(),
             "nan": int(logits.isnan().sum()) + int(drafts.hidden_states.isnan().sum()),
             "logits": logits[:, kept].float().cpu().numpy(),

@@ -47,14 +47,14 @@ run() { # STEP WORLD
         step "one-gpu-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --hidden 2048 7168
         ;;
     choice) step "choice-$2" "${ranks[@]}" measured_choice.py ;;
-    engine)
-        step "tp-measured-$2" "${engine[@]}" tp-measured
-        step "tp-$2" "${engine[@]}" tp --equal tp tp-measured
+    engine) # the fused kernel rounds once where the others round twice: their tokens part at ties
+        step "tp-$2" "${engine[@]}" tp
+        step "tp-trtllm-$2" "${engine[@]}" tp-trtllm --equal tp tp-trtllm --ties tp tp-trtllm
+        step "tp-measured-$2" "${engine[@]}" tp-measured --equal tp tp-measured --ties tp tp-measured
         grep -h -i 'all-\?reduce' "$engines/tp-measured/log"
         sglang-overlay env --log "$engines/tp/log"
         ;;
-    engine-trtllm) step "tp-trtllm-$2" "${engine[@]}" tp-trtllm --equal tp tp-trtllm ;;
-    engine-fail) # after engine: the table that it left names the fused kernel
+    engine-fail)
         for stage in self-test build preflight; do
             step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --equal tp "tp-fail-$stage"
         done
@@ -71,7 +71,7 @@ run() { # STEP WORLD
     esac
 }
 
-[ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-trtllm engine-fail
+[ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-fail
 for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
     ((16 % world)) && echo "STEP world $world: left out, the model has 16 heads" && continue
     ((world < 2 || world > all)) && echo "STEP world $world: left out, here are $all GPUs" && continue

@@ -117,7 +117,7 @@ class Stage:
 
         run = self._runs[(boundary, rows, True, calls)]
         dist.barrier()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             self._on_gpu(run, 1)
         on_gpu = [one for one in seen.events() if one.device_type == DeviceType.CUDA]
         return len(on_gpu) / (2 * calls)  # one run goes before
