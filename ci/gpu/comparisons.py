@@ -108,52 +108,54 @@ def first_difference(ours, theirs):
     return next(differ, len(ours))
 
 
-def verified(folder, rid, prompt):
-    """(two best logits, their tokens) of each verified output token of a request, by its place."""
+def verified(trace, rid, prompt):
+    """The best tokens with their logits, by the place of the output token that came of them."""
     return {
-        length + row + 1 - prompt: (cycle["best"][row], cycle["best_ids"][row])
-        for (name, length, accepted), cycle in folder.items()
+        length + row + 1 - prompt: dict(
+            zip(cycle["best_ids"][row], cycle["best"][row], strict=True)
+        )
+        for (name, length, accepted), cycle in trace.items()
         if name == rid
         for row in range(accepted)
     }
 
 
 def ties(first, second, options):
-    """Where two engines' greedy tokens part: by how much the better token was better there.
+    """Where two engines' greedy tokens part: how much better each found its own there.
 
-    Engines that round differently may part where two logits are closer than what the rounding
-    moves them by: the gap is then at most twice the ``largest_difference`` of the best logit, taken
-    where the tokens before are still the same.
+    Engines that round differently may part where two logits are closer than what rounding moves
+    them by. So both gaps together are at most twice ``largest_difference``: of a logit between the
+    engines, while the tokens before are the same.
     """
     folders = [options.out / name for name in (first, second)]
     traces = [load_trace(folder) for folder in folders]
     runs = [json.loads((folder / "runs.json").read_text()) for folder in folders]
     for one, other in zip(*runs, strict=True):
-        size, gaps, differences, swapped, misread = one["bs"], [], [0.0], 0, 0
+        size, gaps, differences, leads, misread = one["bs"], [], [0.0], [], 0
         for n, (ours, theirs) in enumerate(zip(one["ids"], other["ids"], strict=True)):
             fork = first_difference(ours, theirs)
-            ways = [verified(trace, f"b{size}-{n}", one["prompt"][n]) for trace in traces]
+            here, there = (verified(trace, f"b{size}-{n}", one["prompt"][n]) for trace in traces)
             for place in range(1, min(fork + 1, len(ours))):  # the prefill made the first
-                if any(place not in way for way in ways):
-                    misread += 1
-                    continue
-                (best, ids), (best_there, ids_there) = (way[place] for way in ways)
-                misread += (ids[0], ids_there[0]) != (ours[place], theirs[place])
+                a, b, own, its = here[place], there[place], ours[place], theirs[place]
+                misread += a.get(own) != max(a.values()) or b.get(its) != max(b.values())
                 if place < fork:
-                    differences.append(abs(best[0] - best_there[0]))
+                    differences += [abs(a[token] - b[token]) for token in a.keys() & b.keys()]
+                    best, second_best, *_ = sorted(a.values(), reverse=True)
+                    leads.append(best - second_best)
                 else:
-                    gaps.append(max(best[0] - best[1], best_there[0] - best_there[1]))
-                    swapped += ids == ids_there[::-1]
+                    gaps.append(
+                        sum(max(w.values()) - w.get(t, -99) for w, t in ((a, its), (b, own)))
+                    )
         largest, widest = max(differences), max(gaps, default=0.0)
         result(
             case=f"{first} and {second}",
             what="where tokens part",
             bs=size,
-            tokens=len(differences) - 1,
+            tokens=len(leads),
             parted=f"{len(gaps)} of {size}",
-            first_and_second_swapped=swapped,
             widest_gap=round(widest, 5),
             largest_difference=round(largest, 5),
+            median_lead=round(statistics.median(leads), 5) if leads else None,
             misread=misread,
             **({} if widest <= 2 * largest and not misread else {"error": "parted without a tie"}),
         )

@@ -55,7 +55,7 @@ def fail_on_the_last_rank(module):
 
 
 def trace_worker(module):
-    """Keep what each draft-extend returns, and the two best tokens of each row of its verify.
+    """Keep what each draft-extend returns, and the eight best tokens of each row of its verify.
 
     The draft's logits pass by in the worker's NaN check. The first rank alone writes.
     """
@@ -76,7 +76,7 @@ def trace_worker(module):
         if idle or dist.get_rank():
             return stock(self, batch, result, **kwargs)
         lengths = batch.seq_lens.tolist()
-        best = result.logits_output.next_token_logits.float().topk(2)
+        best = result.logits_output.next_token_logits.float().topk(8)
         state["graph"] = False
         returned = stock(self, batch, result, **kwargs)
         logits, accepted = state.pop("logits"), result.accept_lens
@@ -90,8 +90,8 @@ def trace_worker(module):
             "lengths": lengths,
             "accepted": accepted.tolist(),
             "graph": state["graph"],
-            "best": best.values.view(len(lengths), -1, 2).tolist(),
-            "best_ids": best.indices.view(len(lengths), -1, 2).tolist(),
+            "best": best.values.view(len(lengths), -1, 8).tolist(),
+            "best_ids": best.indices.view(len(lengths), -1, 8).tolist(),
             "index": drafts.topk_index.flatten().tolist(),
             "nan": int(logits.isnan().sum()) + int(drafts.hidden_states.isnan().sum()),
             "logits": logits[:, kept].float().cpu().numpy(),
