@@ -88,6 +88,12 @@ CASES = {
     "tp": ("accept", TP | {"enforce_disable_flashinfer_allreduce_fusion": True}, TRACE),
     "tp-trtllm": ("accept", TP | {FUSION: "trtllm"}, TRACE),
     "tp-measured": ("accept", TP | {FUSION: "measured"}, TRACE),
+    "tp-eagle3": (
+        "accept",
+        TP | D2T | {"enforce_disable_flashinfer_allreduce_fusion": True},
+        TRACE,
+    ),
+    "tp-eagle3-measured": ("accept", TP | D2T | {FUSION: "measured"}, TRACE),
     **{
         # After tp-measured, whose table chose the fused kernel for some rows.
         f"tp-fail-{stage}": ("accept", TP | {FUSION: "measured"}, {"HOOK_FAIL": stage})

@@ -54,6 +54,11 @@ run() { # STEP WORLD
         grep -h -i 'all-\?reduce' "$engines/tp-measured/log"
         sglang-overlay env --log "$engines/tp/log"
         ;;
+    engine-eagle3)
+        step "tp-eagle3-$2" "${engine[@]}" tp-eagle3
+        step "tp-eagle3-measured-$2" "${engine[@]}" tp-eagle3-measured \
+            --equal tp-eagle3 tp-eagle3-measured --ties tp-eagle3 tp-eagle3-measured
+        ;;
     engine-fail)
         for stage in self-test build preflight; do
             step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --equal tp "tp-fail-$stage"
@@ -71,7 +76,7 @@ run() { # STEP WORLD
     esac
 }
 
-[ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-fail
+[ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-eagle3 engine-fail
 for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
     ((16 % world)) && echo "STEP world $world: left out, the model has 16 heads" && continue
     ((world < 2 || world > all)) && echo "STEP world $world: left out, here are $all GPUs" && continue
