@@ -6,7 +6,7 @@ that none can hang or break another. The heavy imports stand where they are used
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,11 +121,15 @@ class CustomAllReduce(Unfused):
         return "SGLang wants a GPU for each rank" if self.seat.one_gpu else super().missing()
 
     def build(self) -> None:
-        """The kernel of version 2, which SGLang builds at its first call."""
+        """The kernel of version 2, which SGLang builds at its first call and needs with NVLink.
+
+        Where it cannot be built, ``open`` takes the other version or says what is wrong.
+        """
         import torch
         from sglang.kernels.ops.communication.all_reduce import get_all_reduce_module
 
-        get_all_reduce_module(getattr(torch, self.seat.dtype), self.seat.world)
+        with suppress(Exception):
+            get_all_reduce_module(getattr(torch, self.seat.dtype), self.seat.world)
 
     def open(self) -> None:
         """Raises ``RuntimeError`` with what SGLang logged when SGLang refuses."""

@@ -62,6 +62,9 @@ class Player:
 def _serve(connection: Any, candidate: str, seat: Seat, meeting: Meeting) -> None:
     os.dup2(2, 1)  # standard output is for the result alone
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # none stays spinning on a GPU
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:
+        return  # it died before
     module, _, name = candidate.partition(":")
     stage = None
     while True:
