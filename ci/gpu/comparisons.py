@@ -128,10 +128,13 @@ def ties(first, second, options):
     engines, while the tokens before are the same.
     """
     folders = [options.out / name for name in (first, second)]
-    traces = [load_trace(folder) for folder in folders]
     runs = [json.loads((folder / "runs.json").read_text()) for folder in folders]
+    if len(runs[0]) != len(runs[1]):
+        return result(case=f"{first} and {second}", error="one has no tokens")
+    traces = [load_trace(folder) for folder in folders]
+    differences, found = [0.0], []
     for one, other in zip(*runs, strict=True):
-        size, gaps, differences, leads, misread = one["bs"], [], [0.0], [], 0
+        size, gaps, leads, misread = one["bs"], [], [], 0
         for n, (ours, theirs) in enumerate(zip(one["ids"], other["ids"], strict=True)):
             fork = first_difference(ours, theirs)
             here, there = (verified(trace, f"b{size}-{n}", one["prompt"][n]) for trace in traces)
@@ -143,10 +146,12 @@ def ties(first, second, options):
                     best, second_best, *_ = sorted(a.values(), reverse=True)
                     leads.append(best - second_best)
                 else:
-                    gaps.append(
-                        sum(max(w.values()) - w.get(t, -99) for w, t in ((a, its), (b, own)))
-                    )
-        largest, widest = max(differences), max(gaps, default=0.0)
+                    both = (a, its), (b, own)
+                    gaps.append(sum(max(way.values()) - way.get(t, -99) for way, t in both))
+        found.append((size, gaps, leads, misread))
+    largest = max(differences)
+    for size, gaps, leads, misread in found:
+        widest = max(gaps, default=0.0)
         result(
             case=f"{first} and {second}",
             what="where tokens part",
@@ -159,3 +164,4 @@ def ties(first, second, options):
             misread=misread,
             **({} if widest <= 2 * largest and not misread else {"error": "parted without a tie"}),
         )
+    return None

@@ -47,7 +47,7 @@ run() { # STEP WORLD
         step "one-gpu-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --hidden 2048 7168
         ;;
     choice) step "choice-$2" "${ranks[@]}" measured_choice.py ;;
-    engine) # the fused kernel rounds once where the others round twice: their tokens part at ties
+    engine) # the fused kernel rounds elsewhere: tokens part where two logits are that close
         step "tp-$2" "${engine[@]}" tp
         step "tp-trtllm-$2" "${engine[@]}" tp-trtllm --equal tp tp-trtllm --ties tp tp-trtllm
         step "tp-measured-$2" "${engine[@]}" tp-measured --equal tp tp-measured --ties tp tp-measured

@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace, seat: Seat, plan: Plan) -> int:
                 print(f"{time.monotonic() - begun:4.0f} s  {text}", file=sys.stderr, flush=True)
 
         tell("the first time, FlashInfer builds its trtllm module for minutes (273 s on 16 cores)")
-        tell("and SGLang tries peer access before custom opens (53 s on two H200)")
+        tell("and opening custom takes longer (53 s on two H200)")
         table = measure(plan, seat, CANDIDATES, tell)
         if seat.rank == 0:
             machine = _machine(1 if seat.one_gpu else seat.world)

@@ -24,7 +24,7 @@ class Plan:
     replays: int = 11
     calls: int = 20
     boundaries: int = 122
-    timeout: float = 120
+    timeout: float = 180
     build_timeout: float = 1800
 
 
@@ -95,17 +95,19 @@ class Ensemble:
     def ask(self, name: str, seconds: float, order: str, *args: Any) -> list[Any] | None:
         """Every rank's answer to one order, or None: then the candidate is out, on every rank."""
         self._players[name].order(order, *args)
-        return self._heard(name, seconds, order)
+        return self._heard(name, seconds, order, time.monotonic() + seconds)
 
     def ask_all(self, seconds: float, order: str) -> dict[str, list[Any]]:
         """The same of all candidates, which work beside each other; of those that are left."""
         for player in self._players.values():
             player.order(order)
-        answers = {name: self._heard(name, seconds, order) for name in self.names}
+        until = time.monotonic() + seconds
+        answers = {name: self._heard(name, seconds, order, until) for name in self.names}
         return {name: values for name, values in answers.items() if values is not None}
 
-    def _heard(self, name: str, seconds: float, order: str) -> list[Any] | None:
-        answers = self._answers(self._players[name], f"no answer to {order}", seconds)
+    def _heard(self, name: str, seconds: float, order: str, until: float) -> list[Any] | None:
+        late = f"no answer to {order} in {seconds:.0f} s"
+        answers = self._answers(self._players[name], late, until)
         failures = [answer.failure if answer else None for answer in answers]
         if any(failures):
             self.leave_out(name, _by_rank(failures))
@@ -123,13 +125,13 @@ class Ensemble:
         for player in self._players.values():
             player.end()
 
-    def _answers(self, player: Player, late: str, seconds: float) -> list[Answer | None]:
+    def _answers(self, player: Player, late: str, deadline: float) -> list[Answer | None]:
         """Until every rank has its answer, or one has failed: the other ranks' never come then."""
-        deadline, mine = time.monotonic() + seconds, None
+        mine = None
         while True:
             mine = mine or player.answer(0.1)
             if mine is None and time.monotonic() > deadline:
-                mine = Answer(failure=f"{late} in {seconds:.0f} s")
+                mine = Answer(failure=late)
             answers: list[Answer | None] = self._gather(mine)
             if all(answers) or any(answer and answer.failure for answer in answers):
                 return answers
@@ -157,13 +159,14 @@ def measure(
         for rows in plan.rows:
             tell(f"{rows} rows")
             cells += _row(ensemble, rows, plan)
-        if "graph" in plan.modes:  # after all clocks: a profiler slows its process down
+        left_out = dict(ensemble.left_out)
+        cells = [cell for cell in cells if cell.candidate not in left_out]
+        if "graph" in plan.modes:  # after all clocks; one that fails here keeps its times
             tell("counting launches")
             cells = [_counted(ensemble, cell, plan) for cell in cells]
     finally:
         ensemble.end()
-    kept = tuple(cell for cell in cells if cell.candidate not in ensemble.left_out)
-    return Table(plan, seat.world, kept, ensemble.left_out)
+    return Table(plan, seat.world, tuple(cells), left_out)
 
 
 def _prepare(ensemble: Ensemble, plan: Plan, tell: Callable[[str], None]) -> None:
@@ -205,7 +208,7 @@ def _counted(ensemble: Ensemble, cell: Cell, plan: Plan) -> Cell:
         return cell
     order = (plan.boundary, cell.rows, plan.calls)
     counts = ensemble.ask(cell.candidate, plan.timeout, "launches", *order)
-    return replace(cell, launches=max(counts)) if counts else cell
+    return replace(cell, launches=max(counts) or None) if counts else cell
 
 
 def _rehearse(ensemble: Ensemble, name: str, rows: int, plan: Plan) -> float | None:
