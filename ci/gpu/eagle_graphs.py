@@ -58,6 +58,7 @@ D2T = {
 #: Several ranks (--tp). What one of them is given shows whether the report tells ranks apart.
 TP = {"worker_env": ["NCCL_DEBUG=VERSION", "NCCL_DEBUG@tp1=WARN"]}
 FUSION = "flashinfer_allreduce_fusion_backend"
+FUSION_OFF = {"enforce_disable_flashinfer_allreduce_fusion": True}
 #: name: (what is done, engine arguments that differ, environment)
 CASES = {
     "flashinfer": ("speed", {}, {}),
@@ -85,14 +86,10 @@ CASES = {
     "eager-d2t": ("accept", D2T, EAGER | TRACE),
     "churn": ("churn", {}, SHADOW),
     "soak": ("soak", {}, MEMORY),
-    "tp": ("accept", TP | {"enforce_disable_flashinfer_allreduce_fusion": True}, TRACE),
+    "tp": ("accept", TP | FUSION_OFF, TRACE),
     "tp-trtllm": ("accept", TP | {FUSION: "trtllm"}, TRACE),
     "tp-measured": ("accept", TP | {FUSION: "measured"}, TRACE),
-    "tp-eagle3": (
-        "accept",
-        TP | D2T | {"enforce_disable_flashinfer_allreduce_fusion": True},
-        TRACE,
-    ),
+    "tp-eagle3": ("accept", TP | D2T | FUSION_OFF, TRACE),
     "tp-eagle3-measured": ("accept", TP | D2T | {FUSION: "measured"}, TRACE),
     **{
         # After tp-measured, whose table chose the fused kernel for some rows.
