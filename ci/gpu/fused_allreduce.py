@@ -92,6 +92,17 @@ def bring_up(ranks, hidden, dtype):
     return lines, round(time.perf_counter() - start, 2)
 
 
+def taken(ranks):
+    """MiB of this rank's GPU that are in use, torch's own apart; once every rank is here."""
+    import torch
+
+    ranks.gather(None)
+    if not ranks.gpu:
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free - torch.cuda.memory_reserved()) >> 20
+
+
 def inputs(ranks, rows, hidden, dtype, trial):
     """This rank's x, the residual, and the float64 sum of everybody's x."""
     import torch
@@ -269,7 +280,9 @@ def run(ranks, options, hidden, dtype):
     from sglang.srt.layers import flashinfer_comm_fusion as fusion
 
     with server(ranks, options.fail):
+        before = taken(ranks)
         lines, seconds = bring_up(ranks, hidden, dtype)
+        kept = ranks.gather(taken(ranks) - before)
         off = fusion.is_flashinfer_allreduce_unavailable()
         found = decisions(ranks, hidden, dtype)
         expected = off == (options.fail is not None) and found["ranks_alike"]
@@ -277,6 +290,8 @@ def run(ranks, options, hidden, dtype):
             [fused, plain, right] == [not off and rows <= 64] * 2 + [True]
             for rows, (fused, plain, right) in found["decisions"].items()
         )
+        if options.fail and hidden != options.hidden[0]:  # the first loads kernels
+            expected = expected and max(kept) <= 0
         ranks.result(
             what="bring-up",
             hidden=hidden,
@@ -286,6 +301,7 @@ def run(ranks, options, hidden, dtype):
             fail=options.fail,
             off_on_ranks=sum(ranks.gather(off)),
             seconds=seconds,
+            kept_mib=kept,
             **found,
             log=lines,
             ok=expected,
@@ -311,7 +327,7 @@ def main():
     import torch
 
     names = options.dtype or (list(LIMIT) if options.check else ["bfloat16"])
-    hidden = options.hidden[:1] if options.fail else options.hidden
+    hidden = options.hidden[:2] if options.fail else options.hidden
     ranks = Ranks(options.one_gpu)
     with torch.inference_mode():
         for name in names:
