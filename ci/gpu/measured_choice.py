@@ -1,11 +1,12 @@
 """The measured choice of the all-reduce, by its own children, without a server.
 
-    torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--no-autotune]
+    torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--no-autotune] [--hang]
 
 Needs the patch ``allreduce-fusion-measured`` in SGLang. Prints the table as a server logs it
 and one RESULT line: seconds of building, of opening and tuning, of measuring; MiB that the
 children held on this GPU while they built, and after they ended; and whether a second start
-took the table from the cache.
+took the table from the cache. `--hang`: the last rank's child never launches FlashInfer's kernel,
+for which its peers' children then spin on their GPUs; they have to be killed there.
 """
 
 import argparse
@@ -13,11 +14,25 @@ import json
 import logging
 import os
 import tempfile
+import time
 
 import torch
 import torch.distributed as dist
 from sglang.srt.layers import allreduce_calibration, allreduce_choice, allreduce_measured
-from sglang.srt.layers.allreduce_candidates import PLACES
+from sglang.srt.layers.allreduce_candidates import PLACES, Trtllm
+
+
+class Hanging(Trtllm):
+    """Warm on every rank; from then on the last one does not launch."""
+
+    asked = 0
+
+    def launches(self, rows):  # type: ignore[no-untyped-def]
+        launches = super().launches(rows)
+        self.asked += 1
+        if self.asked <= 2 or self.seat.rank < self.seat.world_size - 1:
+            return launches  # the warm-up asks twice
+        return {key: lambda *given: time.sleep(3600) for key in launches}
 
 
 def main() -> None:
@@ -26,6 +41,7 @@ def main() -> None:
     parser.add_argument("--draft-tokens", type=int, default=3)
     parser.add_argument("--without", default="", help="candidates to leave away, with commas")
     parser.add_argument("--no-autotune", action="store_true", help="PCIe-IPC by its seed policy")
+    parser.add_argument("--hang", action="store_true")
     args = parser.parse_args()
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
@@ -36,6 +52,8 @@ def main() -> None:
     dist.broadcast_object_list(folder)
     os.environ["SGLANG_CACHE_DIR"] = folder[0]
     places = {name: place for name, place in PLACES.items() if name not in args.without.split(",")}
+    if args.hang:
+        places["trtllm"] = f"measured_choice:{Hanging.__name__}"
 
     free = [free_mib()]
     look_before(allreduce_calibration.Calibration, "_open", lambda: free.append(free_mib()))

@@ -46,7 +46,10 @@ run() { # STEP WORLD
     one-gpu) # numbers of fused and not, for nothing but their ratio
         step "one-gpu-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --hidden 2048 7168
         ;;
-    choice) step "choice-$2" "${ranks[@]}" measured_choice.py ;;
+    choice)
+        step "choice-$2" "${ranks[@]}" measured_choice.py
+        step "choice-hang-$2" "${ranks[@]}" measured_choice.py --hang
+        ;;
     engine) # the fused kernel rounds elsewhere: tokens part where two logits are that close
         step "tp-$2" "${engine[@]}" tp
         step "tp-trtllm-$2" "${engine[@]}" tp-trtllm --equal tp tp-trtllm --ties tp tp-trtllm
