@@ -9,11 +9,11 @@ The other drafter is an EAGLE-3 layer with MLA and a reduced vocabulary (``d2t``
 has one. There an embedding reaches the output through attention alone, so that its latent
 carries it, in a target whose embeddings are no wider than that.
 
-``sure`` is such a pair whose tokens no rounding can flip. Its target's attention carries the
-embedding too: all layers and heads together say the next token, and the stream without them the
-same token again. Where each layer's all-reduce misses half of the heads, that is what comes. The
-smallest lead of 2,048 tokens is LEADMIN, the median LEADMED (float32, CPU); its drafter is wrong
-where its vocabulary lacks the token, a quarter of the time.
+``sure`` is such a pair with leads that rounding does not turn over. Its target's attention carries
+the embedding too: all layers and heads together say the next token, the stream without them says
+the same token again. So most tokens change where every layer misses half of its heads. The
+smallest lead of 2,048 tokens is 1.59, the median 2.95 (transformers, float32, CPU). The drafter is
+wrong where its vocabulary lacks the token, a quarter of the time.
 """
 
 import json
@@ -22,7 +22,7 @@ from pathlib import Path
 
 HIDDEN, VOCAB, LAYERS, HEADS, EXPERTS = 1024, 32000, 8, 16, 16
 MOE, DENSE, Q_LORA, KV_LORA, NOPE, ROPE, V_HEAD = 512, 2048, 512, 512, 128, 64, 128
-#: Logits of the sure model, about: the next token of the cycle, the same token, any other (std).
+#: Logits of the sure model, about: of the next token, of the same one, and the random part's std.
 NEXT, SAME, NOISE = 7.5, 4.25, 0.1
 
 CONFIG = {
@@ -147,7 +147,7 @@ def make_model(folder: Path, embedding: int = HIDDEN, *, sure: bool = False) -> 
         return
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    # The sure one is the same everywhere: its leads were looked at on a CPU.
+    # The sure one is made where its leads were looked at.
     weights = _Weights("cuda" if torch.cuda.is_available() and not sure else "cpu")
     tokens = torch.randn(VOCAB, HIDDEN, device=weights.device)
     tokens[:, embedding:] = 0
