@@ -160,6 +160,7 @@ def ties(first, second, options):
             parted=f"{len(gaps)} of {size}",
             widest_gap=round(widest, 5),
             largest_difference=round(largest, 5),
+            smallest_lead=round(min(leads), 5) if leads else None,
             median_lead=round(statistics.median(leads), 5) if leads else None,
             misread=misread,
             **({} if widest <= 2 * largest and not misread else {"error": "parted without a tie"}),

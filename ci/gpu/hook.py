@@ -1,11 +1,12 @@
 """Put beside an engine as ``sitecustomize.py``: watches the passes of its scheduler child.
 
 Environment: HOOK_OUT (where to write), and what to do: HOOK_TRACE=1 keeps draft logits, hidden
-states, accept lengths and the best verify logits of each cycle; HOOK_SHADOW=1 also runs the eager
-draft-extend before each graph, on the same inputs, and compares; HOOK_SPLIT=1 times the parts of
-a cycle on the host; HOOK_MEMORY=1 writes down the scheduler's memory now and then; FORCE_FA2=1
-has FlashInfer MLA use the kernels that SM120 uses; HOOK_FAIL=preflight, build or self-test has
-the last rank's bring-up of the fused all-reduce fail there.
+states, accept lengths and the best verify logits of each cycle of the requests b<size>-<n>;
+HOOK_SHADOW=1 also runs the eager draft-extend before each graph, on the same inputs, and compares;
+HOOK_SPLIT=1 times the parts of a cycle on the host; HOOK_MEMORY=1 writes down the scheduler's
+memory now and then; FORCE_FA2=1 has FlashInfer MLA use the kernels that SM120 uses;
+HOOK_FAIL=preflight, build or self-test has the last rank's bring-up of the fused all-reduce fail
+there.
 """
 
 import importlib.abc
@@ -14,6 +15,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import sys
 import time
 from pathlib import Path
@@ -71,9 +73,11 @@ def trace_worker(module):
         if what.startswith("draft_extend_for_decode"):
             state["logits"] = logits
 
+    def watched(request):
+        return re.fullmatch(r"b\d+-\d+", request.rid)  # those that are timed have other names
+
     def draft_extend(self, batch, result, **kwargs):
-        idle = batch.forward_mode.is_idle()
-        if idle or dist.get_rank():
+        if batch.forward_mode.is_idle() or dist.get_rank() or not all(map(watched, batch.reqs)):
             return stock(self, batch, result, **kwargs)
         lengths = batch.seq_lens.tolist()
         best = result.logits_output.next_token_logits.float().topk(8)

@@ -57,7 +57,7 @@ run() { # STEP WORLD
         grep -h -i 'all-\?reduce' "$engines/tp-measured/log"
         sglang-overlay env --log "$engines/tp/log"
         ;;
-    engine-eagle3)
+    engine-eagle3) # leads that no rounding turns over: tokens and accept lengths are equal
         step "tp-eagle3-$2" "${engine[@]}" tp-eagle3
         step "tp-eagle3-measured-$2" "${engine[@]}" tp-eagle3-measured \
             --equal tp-eagle3 tp-eagle3-measured --ties tp-eagle3 tp-eagle3-measured
