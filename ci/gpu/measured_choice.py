@@ -6,7 +6,8 @@ Needs the patch ``allreduce-fusion-measured`` in SGLang. Prints the table as a s
 and one RESULT line: seconds of building, of opening and tuning, of measuring; MiB that the
 children held on this GPU while they built, and after they ended; and whether a second start
 took the table from the cache. `--hang`: the last rank's child never launches FlashInfer's kernel,
-for which its peers' children then spin on their GPUs; they have to be killed there.
+for which its peers' children then spin on their GPUs. Exit 1 unless they were killed there, the
+candidate left out for that reason, and nothing of them kept.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import logging
 import os
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,10 @@ def main() -> None:
     parser.add_argument("--no-autotune", action="store_true", help="PCIe-IPC by its seed policy")
     parser.add_argument("--hang", action="store_true")
     args = parser.parse_args()
+    # A child, which is no script, finds Hanging there.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+    )
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("gloo")
@@ -77,6 +83,9 @@ def main() -> None:
     }
     print("RESULT", json.dumps(result), flush=True)
     dist.barrier()
+    killed = "no answer to prepare" in table.left_out.get("trtllm", "")
+    if args.hang and not (killed and result["held_mib"][-1] <= 0):
+        raise SystemExit(1)
 
 
 def free_mib() -> int:
