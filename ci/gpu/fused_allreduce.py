@@ -5,7 +5,8 @@ usage: torchrun --nproc-per-node 2 ci/gpu/fused_allreduce.py [--one-gpu] [--chec
 Runs what a server runs before capture and in a layer, on the path of SM120: on another GPU
 SGLang's platform object is told that it is one. Without options: bring-up, and microseconds in
 a graph, fused and not. `--check`: numbers against float64. `--fail`: the last rank fails at
-STAGE, and every rank has to fall back with right sums. `--one-gpu`: all ranks on cuda:0, for
+STAGE, and every rank has to fall back with right sums, at two widths; after a self-test it may
+keep nothing at the second. `--one-gpu`: all ranks on cuda:0, for
 numbers and votes alone (a call takes milliseconds). The first bring-up builds FlashInfer's
 module for minutes. FUSED_FAIL=STAGE in the environment does what `--fail` does.
 """

@@ -46,9 +46,8 @@ def main() -> None:
     parser.add_argument("--hang", action="store_true")
     args = parser.parse_args()
     # A child, which is no script, finds Hanging there.
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
-    )
+    paths = (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("gloo")
