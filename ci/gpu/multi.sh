@@ -45,6 +45,8 @@ run() { # STEP WORLD
         ;;
     one-gpu) # numbers of fused and not, for nothing but their ratio
         step "one-gpu-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --hidden 2048 7168
+        step "one-gpu-numbers-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --check
+        step "one-gpu-fail-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --fail self-test
         ;;
     choice)
         step "choice-$2" "${ranks[@]}" measured_choice.py
