@@ -201,6 +201,7 @@ class Server:
     own_drafter: bool = False  # a draft model of its own; else layers of the target draft
     draft_mla: bool | None = None  # of that draft model
     algorithm: str | None = None
+    draft_steps: int | None = None
     fusion: str | None = None
     custom_all_reduce: bool = True
     deterministic: bool = False

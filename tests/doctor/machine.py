@@ -96,7 +96,11 @@ def healthy(count: int = 8, **changes: Any) -> Facts:
             wanted=WANTED,
             nvcc="/usr/local/cuda/bin/nvcc",
             torch=replace(TORCH, devices=count),
-            patches=("eagle-flashinfer-mla-draft-extend-graph", "spec-graph-report"),
+            patches=(
+                "eagle-flashinfer-mla-draft-extend-graph",
+                "eagle-flashinfer-mla-draft-kv-lens",
+                "spec-graph-report",
+            ),
             nccl_names=NAMES,
         ),
         settings=Settings(environ={"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}),

@@ -436,6 +436,20 @@ CASES: list[tuple[str, State, Facts, str]] = [
         "no server.*--speculative-draft-attention-backend triton",
     ),
     ("eagle-graphs", State.UNKNOWN, NVLINK, "table is for SM120"),
+    (
+        "draft-kv",
+        State.WARNING,
+        stock(attention_backend="flashinfer", mla=True, draft_steps=3),
+        "3 steps are planned.*triton, or the patch eagle-flashinfer-mla-draft-kv-lens$",
+    ),
+    (
+        "draft-kv",
+        State.WARNING,
+        stock(mla=False, own_drafter=True, draft_mla=True, draft_backend="flashinfer"),
+        "do not read",
+    ),
+    ("draft-kv", State.OK, server(WELL, attention_backend="flashinfer", mla=True), "by eagle"),
+    ("draft-kv", State.UNKNOWN, stock(attention_backend="flashinfer"), "drafter has MLA is not"),
     # the host
     ("numa-balancing", State.WARNING, host(WELL, numa_balancing=True), "numa_balancing=0"),
     ("numa-balancing", State.OK, host(WELL, numa_balancing=True, numa_nodes=1), "one node"),
@@ -511,6 +525,21 @@ def test_the_all_reduce_that_sglang_takes(facts: Facts, name: str, because: str)
     assert choice is not None
     assert choice.name == name
     assert because in "; ".join(choice.because)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        WELL,
+        stock(attention_backend="flashinfer", mla=True, draft_steps=1),
+        stock(attention_backend="flashinfer", mla=True, own_drafter=True, draft_mla=False),
+        stock(attention_backend="flashinfer", mla=True, draft_backend="triton"),
+        stock(attention_backend="flashinfer", mla=True, algorithm="NGRAM"),
+        stock(prefill_backend="flashinfer", decode_backend="triton", mla=True),
+    ],
+)
+def test_where_draft_steps_read_all_or_there_are_none_nothing_is_said(facts: Facts) -> None:
+    assert named(facts, "draft-kv") == []
 
 
 def test_the_worlds_of_the_fused_kernel_are_those_of_the_patch() -> None:

@@ -165,6 +165,7 @@ def test_what_a_user_may_not_look_into_is_unknown(
         ),
         ("--speculative-algo NEXTN", Server(algorithm="NEXTN")),
         ("--speculative-draft-model a/b", Server(own_drafter=True)),
+        ("--speculative-num-steps 3", Server(draft_steps=3)),
         (
             "--prefill-attention-backend a --decode-attention-backend=b "
             "--speculative-draft-attention-backend c --speculative-attention-mode decode",

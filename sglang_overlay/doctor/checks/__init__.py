@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     *(all_reduce.choice, fusion.backend, all_reduce.segments, all_reduce.visible_devices),
     graphs.eagle,
+    graphs.draft_kv,
     *(host.numa_balancing, host.governor, host.huge_pages),
     *(cache.disk, cache.filesystem, cache.compiler, cache.kernels, cache.peer_file),
     startup.sitecustomize,
