@@ -86,7 +86,7 @@ CASES = {
     "graph-d2t": ("accept", D2T, SHADOW),
     "graph-d2t-alone": ("accept", D2T, TRACE),
     "eager-d2t": ("accept", D2T, EAGER | TRACE),
-    # Accept lengths that the second draft decides: draft decode in a graph, and without.
+    # Accept lengths that the second draft decides: every pass in a graph, and none.
     "sure": ("timed", SURE, TRACE),
     "sure-eager": ("timed", SURE | {"disable_decode_cuda_graph": True}, TRACE),
     "churn": ("churn", {}, SHADOW),

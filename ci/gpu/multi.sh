@@ -43,7 +43,7 @@ run() { # STEP WORLD
         step "no-p2p-$2" env NCCL_P2P_DISABLE=1 \
             "${ranks[@]}" -m sglang_overlay.measure.collectives --rows 1,3,8,16,64
         ;;
-    one-gpu) # numbers of fused and not, for nothing but their ratio
+    one-gpu) # of the times only the ratio says something
         step "one-gpu-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --hidden 2048 7168
         step "one-gpu-numbers-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --check
         step "one-gpu-fail-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --fail self-test

@@ -201,7 +201,8 @@ class Server:
     own_drafter: bool = False  # a draft model of its own; else layers of the target draft
     draft_mla: bool | None = None  # of that draft model
     algorithm: str | None = None
-    draft_steps: int | None = None
+    draft_decode: bool = True  # draft tokens after the one that draft-extend makes
+    dcp: int = 1
     fusion: str | None = None
     custom_all_reduce: bool = True
     deterministic: bool = False

@@ -437,19 +437,39 @@ CASES: list[tuple[str, State, Facts, str]] = [
     ),
     ("eagle-graphs", State.UNKNOWN, NVLINK, "table is for SM120"),
     (
-        "draft-kv",
-        State.WARNING,
-        stock(attention_backend="flashinfer", mla=True, draft_steps=3),
-        "3 steps are planned.*triton, or the patch eagle-flashinfer-mla-draft-kv-lens$",
+        "eagle-graphs",
+        State.UNKNOWN,
+        server(WELL, deterministic=True, mla=True),
+        "deterministic.*\ngive --attention-backend$",
     ),
     (
         "draft-kv",
         State.WARNING,
-        stock(mla=False, own_drafter=True, draft_mla=True, draft_backend="flashinfer"),
-        "do not read",
+        environ(server(WELL, attention_backend="flashinfer", mla=True), SGLANG_OVERLAY="0"),
+        "do not read.*triton, or the patch eagle-flashinfer-mla-draft-kv-lens$",
     ),
+    ("draft-kv", State.WARNING, stock(decode_backend="flashinfer", mla=True), "do not read"),
+    # an MHA target has FlashInfer by default, and its drafter with it
+    ("draft-kv", State.WARNING, stock(mla=False, own_drafter=True, draft_mla=True), "do not read"),
     ("draft-kv", State.OK, server(WELL, attention_backend="flashinfer", mla=True), "by eagle"),
-    ("draft-kv", State.UNKNOWN, stock(attention_backend="flashinfer"), "drafter has MLA is not"),
+    (
+        "draft-kv",
+        State.UNKNOWN,
+        stock(attention_backend="flashinfer"),
+        "flashinfer, MHA or flashinfer, MLA",
+    ),
+    (
+        "draft-kv",
+        State.UNKNOWN,
+        server(WELL, attention_backend="flashinfer", mla=True, dcp=2),
+        "context parallelism",
+    ),
+    (
+        "draft-kv",
+        State.UNKNOWN,
+        python(server(WELL, attention_backend="flashinfer", mla=True), patches=Unknown()),
+        "is active is not known",
+    ),
     # the host
     ("numa-balancing", State.WARNING, host(WELL, numa_balancing=True), "numa_balancing=0"),
     ("numa-balancing", State.OK, host(WELL, numa_balancing=True, numa_nodes=1), "one node"),
@@ -531,14 +551,16 @@ def test_the_all_reduce_that_sglang_takes(facts: Facts, name: str, because: str)
     "facts",
     [
         WELL,
-        stock(attention_backend="flashinfer", mla=True, draft_steps=1),
+        stock(attention_backend="flashinfer", mla=True, draft_decode=False),
         stock(attention_backend="flashinfer", mla=True, own_drafter=True, draft_mla=False),
         stock(attention_backend="flashinfer", mla=True, draft_backend="triton"),
+        stock(attention_backend="flashinfer", mla=True, decode_backend="triton"),
         stock(attention_backend="flashinfer", mla=True, algorithm="NGRAM"),
-        stock(prefill_backend="flashinfer", decode_backend="triton", mla=True),
+        stock(attention_backend="flashinfer", mla=True, unread=("--config",)),
+        stock(mla=True),
     ],
 )
-def test_where_draft_steps_read_all_or_there_are_none_nothing_is_said(facts: Facts) -> None:
+def test_where_draft_steps_read_all_or_are_none_or_not_known_nothing_is_said(facts: Facts) -> None:
     assert named(facts, "draft-kv") == []
 
 

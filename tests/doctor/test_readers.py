@@ -165,7 +165,10 @@ def test_what_a_user_may_not_look_into_is_unknown(
         ),
         ("--speculative-algo NEXTN", Server(algorithm="NEXTN")),
         ("--speculative-draft-model a/b", Server(own_drafter=True)),
-        ("--speculative-num-steps 3", Server(draft_steps=3)),
+        ("--speculative-num-steps 3 --dcp-size 2", Server(dcp=2)),
+        ("--speculative-num-steps 1", Server(draft_decode=False)),
+        ("--speculative-num-steps 1 --speculative-adaptive", Server()),
+        ("--speculative-num-steps 3 --enable-multi-layer-eagle", Server(draft_decode=False)),
         (
             "--prefill-attention-backend a --decode-attention-backend=b "
             "--speculative-draft-attention-backend c --speculative-attention-mode decode",

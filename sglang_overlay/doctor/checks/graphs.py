@@ -14,6 +14,8 @@ from ..finding import Finding, error, ok, unknown, warning
 
 _PATCH = "eagle-flashinfer-mla-draft-extend-graph"
 _KV_PATCH = "eagle-flashinfer-mla-draft-kv-lens"
+#: The row whose draft steps do not read their own KV without it.
+_BLIND = "flashinfer, MLA"
 _SWITCH = "SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH"
 _TRUE = {"1", "true", "yes", "y"}
 _ALGORITHMS = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE"}
@@ -71,13 +73,8 @@ def eagle(facts: Facts) -> list[Finding]:
                 "leave --disable-cuda-graph and its newer names out",
             )
         ]
-    if server.unread:
-        flags = " and ".join(server.unread)
-        return [unknown(id, f"{flags} is not read here", "give what it holds as arguments")]
-    if server.algorithm and server.algorithm.upper() not in _ALGORITHMS:
-        return [unknown(id, f"nothing is known here of {server.algorithm}")]
-    if facts.cards and min(gpu.capability for gpu in facts.cards) < (12, 0):
-        return [unknown(id, "the table is for SM120, and these cards are not")]
+    if objection := _objection(facts):
+        return [unknown(id, *objection)]
     if not _says_anything(server):
         if not facts.cards:
             return [unknown(id, "neither the cards nor the server's arguments are known", _GIVE)]
@@ -108,28 +105,45 @@ def eagle(facts: Facts) -> list[Finding]:
 
 
 def draft_kv(facts: Facts) -> list[Finding]:
-    """Each draft step reads the KV of the draft tokens before it: not so with FlashInfer MLA,
-    which no SM120 server has by default."""
+    """Each draft decode step reads the KV of the draft tokens before it."""
     server, id = facts.server, "draft-kv"
-    backend = server.draft_backend or server.decode_backend or server.attention_backend
-    mla = server.draft_mla if server.own_drafter else server.mla
-    eagle = server.algorithm is None or server.algorithm.upper() in _ALGORITHMS
-    if backend != "flashinfer" or mla is False or server.draft_steps == 1 or not eagle:
+    if not server.draft_decode or not _says_anything(server) or _objection(facts):
         return []
-    if _KV_PATCH in (facts.active or ()):
-        return [ok(id, "every draft step reads the draft tokens before it", f"by {_KV_PATCH}")]
-    if mla is None:
-        return [unknown(id, "whether the drafter has MLA is not known", _GIVE)]
+    rows = {_rows(server, *kind)["draft"] for kind in _kinds(server)}
+    if _BLIND not in rows:
+        return []
+    if server.dcp > 1:
+        return [unknown(id, f"{_BLIND}: with decode context parallelism nobody looked")]
+    if facts.active is None:
+        return [unknown(id, f"{_BLIND}: whether the patch {_KV_PATCH} is active is not known")]
+    if _KV_PATCH in facts.active:
+        return [ok(id, "draft steps read the draft tokens before them", f"by {_KV_PATCH}")]
+    if len(rows) > 1:
+        return [unknown(id, f"whether it drafts with {' or '.join(sorted(rows))}", _GIVE)]
     return [
         warning(
             id,
-            "flashinfer, MLA: draft steps do not read the draft tokens before them",
-            f"the {server.draft_steps or 'draft'} steps are planned with the prefix's length alone",
-            "the text is right, but from the second one on drafts are seldom accepted: measured "
+            f"{_BLIND}: draft steps do not read the draft tokens before them",
+            "SGLang plans draft decode with the length of the prefix alone",
+            "the text is right, but drafts from the second on may be accepted less often: measured "
             "on two H200, never one, with a drafter whose attention alone carries the token",
             f"--speculative-draft-attention-backend triton, or the patch {_KV_PATCH}",
         )
     ]
+
+
+def _objection(facts: Facts) -> tuple[str, str] | None:
+    """Why the table says nothing of this server, and what would help."""
+    server = facts.server
+    if server.unread:
+        return f"{' and '.join(server.unread)} is not read here", "give what it holds as arguments"
+    if server.algorithm and server.algorithm.upper() not in _ALGORITHMS:
+        return f"nothing is known here of {server.algorithm}", ""
+    if facts.cards and min(gpu.capability for gpu in facts.cards) < (12, 0):
+        return "the table is for SM120, and these cards are not", ""
+    if server.deterministic and server.attention_backend is None:
+        return "deterministic inference has other defaults", "give --attention-backend"
+    return None
 
 
 def _says_anything(server: Server) -> bool:
