@@ -25,6 +25,7 @@ from sglang_overlay.patchset.pin import Pin
 
 from ..pins import each_older_pin
 from .failing import serving
+from .test_servers import gone
 
 ERRORS = """\
 name = "errors"
@@ -260,7 +261,7 @@ def test_a_sweep_that_is_asked_to_end_takes_its_server_along(
     server = psutil.Process(int(identity.read_text().split()[0]))
     sweep.send_signal(number)
     assert sweep.wait(60) == 130
-    assert not server.is_running() or server.status() == "zombie"
+    assert gone([server])
     assert not identity.exists()
     # What was over is kept; what was under way is left to do.
     assert main([*command, "--only", "0"]) == 0
@@ -446,7 +447,7 @@ def test_a_sweep_of_real_servers_goes_on_after_kill_9(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"stopped the server {leader.pid} of a sweep that was killed" in done.stderr
-    assert not [one for one in family if one.is_running() and one.status() != "zombie"]
+    assert gone(family)
     assert "[1/3] one: done before" in done.stderr
     result = json.loads(done.stdout)
     rows = {row["experiment"]: row for row in result["results"]}
