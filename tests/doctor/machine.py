@@ -188,3 +188,12 @@ def behind_switch(facts: Facts, acs: Maybe[tuple[str, ...]]) -> Facts:
         top = Bridge(f"0000:{0x80 + n // 4:02x}:00.0", ())
         found.append(replace(place, bridges=(Bridge(f"0000:{0x90 + n:02x}:00.0", acs), top)))
     return replace(facts, slots=tuple(found))
+
+
+def stock(**changes: object) -> Facts:
+    """Eight cards, no patch, and a server like this."""
+    return python(server(WELL, **changes), patches=())
+
+
+WELL, TWO, ONE = healthy(8), healthy(2), healthy(1)
+NVLINK = cards(pairs(WELL, nvlink=True), name="NVIDIA H200", capability=(9, 0))
