@@ -89,6 +89,7 @@ CASES = {
     # Accept lengths that the second draft decides: every pass in a graph, and none.
     "sure": ("timed", SURE, TRACE),
     "sure-eager": ("timed", SURE | {"disable_decode_cuda_graph": True}, TRACE),
+    "sure-nospec": ("speed", SURE | NOSPEC | {"speculative_draft_model_path": None}, {}),
     "churn": ("churn", {}, SHADOW),
     "soak": ("soak", {}, MEMORY),
     "tp": ("timed", TP | FUSION_OFF, TRACE),

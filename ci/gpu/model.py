@@ -14,7 +14,7 @@ the embedding too: all layers and heads together say the next token, the stream 
 the same token again. So most tokens change where every layer misses half of its heads. The
 smallest lead of 2,048 tokens is 1.59, the median 2.95 (transformers, float32, CPU). The drafter is
 wrong where its vocabulary lacks the token, a quarter of the time; and where it cannot see its own
-input, as all its drafts but the first in SGLang 0.5.23's graphs (H200, 2026-11-30).
+input, as all its drafts but the first in stock SGLang 0.5.23 (H200, 2026-11-30).
 """
 
 import json

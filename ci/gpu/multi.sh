@@ -83,10 +83,14 @@ run() { # STEP WORLD
 
 [ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-eagle3 engine-fail
 for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
+    ((world < 2)) && continue
     ((16 % world)) && echo "STEP world $world: left out, the model has 16 heads" && continue
-    ((world < 2 || world > all)) && echo "STEP world $world: left out, here are $all GPUs" && continue
     for one in "$@"; do
-        [ "$one" = doctor ] && [ -e "$OUT/doctor.log" ] || run "$one" "$world"
+        if ((world > all)) && [ "$one" != one-gpu ]; then
+            echo "STEP $one-$world: left out, GPUs here: $all"
+        elif [ "$one" != doctor ] || [ ! -e "$OUT/doctor.log" ]; then
+            run "$one" "$world"
+        fi
     done
 done
 exit $failed
