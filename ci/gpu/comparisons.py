@@ -9,7 +9,9 @@ FAILED = []  # what did not come to its end
 
 def result(**fields):
     print("RESULT", json.dumps(fields), flush=True)
-    if "error" in fields or (fields.get("rc", 0) != 0 and fields["case"] != "refuse"):
+    if fields.keys() & {"error", "skipped"} or (
+        fields.get("rc", 0) != 0 and fields["case"] != "refuse"
+    ):
         FAILED.append(fields["case"])
 
 
@@ -38,8 +40,9 @@ def shadow(name, file):
         )
 
 
-def equal(first, second, options):
-    """How many requests of two cases have the same tokens, and their accept lengths."""
+def equal(first, second, options, *, wanted=False):
+    """How many requests of two cases have the same tokens, and their accept lengths; an error
+    where ``wanted`` and a token or a verify pass differs."""
     runs = [json.loads((options.out / name / "runs.json").read_text()) for name in (first, second)]
     if len(runs[0]) != len(runs[1]):
         return result(case=f"{first} and {second}", error="one has no tokens")
@@ -47,7 +50,10 @@ def equal(first, second, options):
         same = sum(a == b for a, b in zip(one["ids"], other["ids"], strict=True))
         lengths = [round(sum(map(len, run["ids"])) / sum(run["verify"]), 3) for run in (one, other)]
         requests = f"{same} of {one['bs']}"
-        result(case=f"{first} and {second}", bs=one["bs"], equal=requests, accept_length=lengths)
+        fields = {"bs": one["bs"], "equal": requests, "accept_length": lengths}
+        if wanted and (one["ids"], one["verify"]) != (other["ids"], other["verify"]):
+            fields["error"] = "not the same tokens and verify passes"
+        result(case=f"{first} and {second}", **fields)
     return None
 
 

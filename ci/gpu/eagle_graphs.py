@@ -5,7 +5,8 @@ usage: python3 eagle_graphs.py [--list] [--out DIR] [--budget SECONDS] CASE...
 Each case starts an engine in a process of its own, prints RESULT lines and keeps its log and
 traces under --out. Which SGLang runs is the environment's business: stock, or with the overlay
 wheel; SGLANG_OVERLAY=0 gives the stock side of a pair. `--against A B` compares two traced cases,
-`--equal A B` the tokens of any two, `--ties A B` says of two traced ones why their tokens part.
+`--equal A B` the tokens of any two, `--same A B` also fails where they differ, `--ties A B` says of
+two traced ones why their tokens part. Exit 1 when a case failed or was left out.
 """
 
 import argparse
@@ -282,6 +283,9 @@ def report(name, kind, code, text, out):
     if kind == "refuse":
         reasons = re.findall(r"^.*speculative-require-cuda-graph.*$", text, re.MULTILINE)
         return result(case=name, refused=not found and bool(reasons), why=reasons[-1:])
+    if name.startswith("tp-fail"):
+        off = sorted(set(re.findall(r"fusion is off on every rank: (.*)", text)))
+        result(case=name, off=off, **({} if off else {"error": "the fusion stayed on"}))
     if not found:
         print("\n".join(text.splitlines()[-40:]), flush=True)
     (out / "runs.json").write_text(json.dumps(runs))
@@ -306,6 +310,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--against", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--equal", nargs=2, action="append", default=[], metavar="CASE")
+    parser.add_argument("--same", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--ties", nargs=2, action="append", default=[], metavar="CASE")
     parser.add_argument("--out", type=Path, default=Path("/tmp/eagle-graphs"))
     parser.add_argument("--models", type=Path, default=Path("/tmp/models"))
@@ -334,6 +339,8 @@ def main():
         against(*pair, options)
     for pair in options.equal:
         equal(*pair, options)
+    for pair in options.same:
+        equal(*pair, options, wanted=True)
     for pair in options.ties:
         ties(*pair, options)
     return 1 if FAILED else 0

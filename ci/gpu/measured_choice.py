@@ -5,9 +5,9 @@
 Needs the patch ``allreduce-fusion-measured`` in SGLang. Prints the table as a server logs it
 and one RESULT line: seconds of building, of opening and tuning, of measuring; MiB that the
 children held on this GPU while they built, and after they ended; and whether a second start
-took the table from the cache. `--hang`: the last rank's child never launches FlashInfer's kernel,
-for which its peers' children then spin on their GPUs. Exit 1 unless they were killed there, the
-candidate left out for that reason, and nothing of them kept.
+took the table from the cache: exit 1 where it did not. `--hang`: the last rank's child never
+launches FlashInfer's kernel, for which its peers' children then spin on their GPUs. Exit 1 unless
+they were killed there, the candidate left out for that reason, and nothing of them kept.
 """
 
 import argparse
@@ -83,7 +83,8 @@ def main() -> None:
     print("RESULT", json.dumps(result), flush=True)
     dist.barrier()
     killed = "no answer to prepare" in table.left_out.get("trtllm", "")
-    if args.hang and not (killed and result["held_mib"][-1] <= 0):
+    freed = killed and result["held_mib"][-1] <= 0
+    if not result["cached"] or (args.hang and not freed):
         raise SystemExit(1)
 
 

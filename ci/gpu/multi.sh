@@ -2,7 +2,8 @@
 # Several GPUs of one host: at world = all of them, then 2.
 #   [WORLDS="8 2"] [LIMIT=600] ci/gpu/multi.sh OUT [STEP...]
 # Needs SGLang of the pin, FlashInfer and the overlay wheel. Each step has LIMIT seconds and leaves
-# its log in OUT. NVLink multicast stays off: PCIe cards have none. Exit 1 when a step failed.
+# its log in OUT. NVLink multicast stays off: PCIe cards have none. Exit 1 when a step failed or
+# numbers or tokens were not what they must be. On one GPU: doctor and one-gpu.
 set -uo pipefail
 OUT=$(realpath -m "${1:?where the logs go}")
 shift
@@ -10,8 +11,8 @@ cd "$(dirname "$0")" || exit 4
 mkdir -p "$OUT"
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 LIMIT=${LIMIT:-600}
-all=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
-failed=0
+all=$(python3 -c 'import torch; print(torch.cuda.device_count())') || exit 4
+failed=0 doctored=
 
 step() { # NAME COMMAND...: what it printed goes to OUT/NAME.log, its tables and RESULT lines also here
     local name=$1 start=$SECONDS code
@@ -21,16 +22,29 @@ step() { # NAME COMMAND...: what it printed goes to OUT/NAME.log, its tables and
     echo "STEP $name: exit $code after $((SECONDS - start)) s"
     [ $code = 0 ] || failed=1
     case $name in
-    doctor | bench-* | breakeven-* | collectives-* | no-p2p-* | choice-*) cat "$OUT/$name.log" ;;
+    doctor | bench-* | breakeven-* | collectives-* | no-p2p-* | choice-* | tp-log-* | tp-env-*) cat "$OUT/$name.log" ;;
     *) grep '^RESULT' "$OUT/$name.log" || tail -n 8 "$OUT/$name.log" ;;
     esac
+}
+
+left_out() { # STEP WORLD: why it does not run with so many ranks, if so
+    local needs=$2
+    case $1 in
+    doctor) [ -n "$doctored" ] && echo "it ran" && return ;;
+    engine* | bench) ((16 % $2)) && echo "the model has 16 heads" && return ;;
+    esac
+    case $1 in doctor) needs=0 ;; one-gpu) needs=1 ;; esac
+    [ "$needs" -le "$all" ] || echo "GPUs here: $all"
 }
 
 run() { # STEP WORLD
     local ranks=(torchrun --nproc-per-node "$2") engines=$OUT/engines-$2
     local engine=(python3 eagle_graphs.py --out "$engines" --tp "$2" --tokens 256 --timeout $((LIMIT - 60)))
     case $1 in
-    doctor) step doctor sglang-overlay doctor --deep ;;
+    doctor)
+        doctored=1
+        step doctor sh -c 'sglang-overlay doctor --deep || [ $? = 1 ]' # 1: it found something
+        ;;
     numbers) step "numbers-$2" "${ranks[@]}" fused_allreduce.py --check ;;
     speed) step "speed-$2" "${ranks[@]}" fused_allreduce.py --hidden 2048 7168 ;;
     fail)
@@ -56,21 +70,22 @@ run() { # STEP WORLD
         step "tp-$2" "${engine[@]}" tp
         step "tp-trtllm-$2" "${engine[@]}" tp-trtllm --equal tp tp-trtllm --ties tp tp-trtllm
         step "tp-measured-$2" "${engine[@]}" tp-measured --equal tp tp-measured --ties tp tp-measured
-        grep -h -i 'all-\?reduce' "$engines/tp-measured/log"
-        sglang-overlay env --log "$engines/tp/log"
+        step "tp-log-$2" grep -h -i 'all-\?reduce' "$engines/tp-measured/log"
+        step "tp-env-$2" sglang-overlay env --log "$engines/tp/log"
         ;;
     engine-eagle3) # leads that no rounding turns over: tokens and accept lengths are equal
         step "tp-eagle3-$2" "${engine[@]}" tp-eagle3
         step "tp-eagle3-measured-$2" "${engine[@]}" tp-eagle3-measured \
-            --equal tp-eagle3 tp-eagle3-measured --ties tp-eagle3 tp-eagle3-measured
+            --same tp-eagle3 tp-eagle3-measured --ties tp-eagle3 tp-eagle3-measured
+        step "tp-log-eagle3-$2" grep -h -i 'all-\?reduce' "$engines/tp-eagle3-measured/log"
         ;;
     engine-fail)
         for stage in self-test build preflight; do
-            step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --equal tp "tp-fail-$stage"
+            step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --same tp "tp-fail-$stage"
         done
         ;;
     bench)
-        python3 model.py mtp /tmp/models/mtp
+        step "model-$2" python3 model.py mtp /tmp/models/mtp
         LIMIT=$((4 * LIMIT)) step "bench-$2" sglang-overlay sweep tp.toml -D tp="$2" --out "$OUT/sweep-$2"
         for name in "fusion off" fused measured; do
             step "breakeven-${name/ /-}-$2" sglang-overlay breakeven --store "$OUT/sweep-$2/results.sqlite" \
@@ -82,13 +97,12 @@ run() { # STEP WORLD
 }
 
 [ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-eagle3 engine-fail
-for world in ${WORLDS:-$(printf '%s\n' "$all" 2 | sort -rnu)}; do
-    ((world < 2)) && continue
-    ((16 % world)) && echo "STEP world $world: left out, the model has 16 heads" && continue
+for world in ${WORLDS:-$([ "$all" -gt 2 ] && echo "$all") 2}; do
     for one in "$@"; do
-        if ((world > all)) && [ "$one" != one-gpu ]; then
-            echo "STEP $one-$world: left out, GPUs here: $all"
-        elif [ "$one" != doctor ] || [ ! -e "$OUT/doctor.log" ]; then
+        why=$(left_out "$one" "$world")
+        if [ -n "$why" ]; then
+            echo "STEP $one-$world: left out, $why"
+        else
             run "$one" "$world"
         fi
     done

@@ -28,6 +28,7 @@ STEPS = 16
 _PACE = 64  # cycles that are timed without the profiler, if no draft is accepted
 _WARM = 8  # tokens before the window
 _SPARE = 100  # cycles more, since the server decodes on while it is told to start
+_MORE = 10  # requests more, where the window opened when the first was over
 _PROMPT = [7 * n % 90 + 5 for n in range(30)]
 _PATIENCE = 120.0  # seconds for ranks that still write after the request's end
 
@@ -73,8 +74,13 @@ def capture(
                 raise EnvironmentFailure(
                     f"{client.base_url}: the request ended before {_WARM} tokens"
                 )
-            if not any(out.glob(f"{name}-*")):
-                _close(client)  # the request was over before the window
+            for _ in range(_MORE):
+                if any(out.glob(f"{name}-*")):
+                    break
+                for done in _generate(client, total):
+                    tell("decoding", done, total)
+            else:
+                _close(client)
             opened = False
             found = _await(out, name, ranks, tell)
         except httpx.HTTPError as error:

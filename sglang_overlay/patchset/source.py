@@ -151,7 +151,7 @@ def _download(pin: Pin, version: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     result = subprocess.run(
         [*command, *tags, "--dest", str(folder), f"{name}=={version}"],
-        stdout=sys.stderr,
+        stdout=2,  # also where sys.stderr is no file
         check=False,
     )
     wheel = pin.wheel if version == pin.version else f"{name}-{version}-*.whl"

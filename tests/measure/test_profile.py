@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -341,7 +342,7 @@ def test_a_profile_of_nothing(
         (["404"], 2, "no such endpoint"),
         (["ok", "ok", "ok", "500", "500"], 4, "/start_profile: 500, the server failed: "),
         (["ok", "ok", "ok", "404", "404"], 2, "/start_profile: 404, no such endpoint"),
-        (["ok", "ok", "ok", "200", "200"], 4, "no trace came to"),
+        (["ok", "ok", "ok", "200", *["ok"] * 10, "200"], 4, "no trace came to"),
         (["error"], 4, "out of memory"),
         (["cut"], 4, "the stream was cut off"),
         (["ok", "ok", "cut"], 4, "see that the server is up"),
@@ -364,6 +365,24 @@ def test_a_server_that_cannot_be_profiled(
     if started:  # the window is closed, whatever happened
         assert started[0]["num_steps"] == 16 and started[0]["with_stack"] is False
         assert server.bodies[-1] == {}
+
+
+def test_a_window_that_opens_when_the_request_is_over_has_the_next_ones_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after: list[int] = []
+
+    def events(tokens: int) -> list[dict[str, Any]]:
+        for name in [body["profile_id"] for body in server.bodies if "profile_id" in body]:
+            after.append(tokens)
+            if len(after) == 2:
+                shutil.copy(H200, tmp_path / f"{name}-TP-0.trace.json.gz")
+        return plain(tokens)
+
+    with serving("ok", "ok", "ok", "200", events=events) as (url, server):
+        assert main(["profile", "--url", url, "--out", str(tmp_path)]) == 0
+    assert after == [8 + 16 + 100] * 2
+    assert "verify" in capsys.readouterr().out
 
 
 def test_a_request_that_ends_before_the_window_is_said(
