@@ -33,6 +33,12 @@ int nvmlDeviceGetCount_v2(u32 *count) {
   return OK;
 }
 int nvmlDeviceGetHandleByIndex_v2(u32 i, void **handle) { *handle = (void *)(size_t)(i + 1); return OK; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+  u32 i;
+  if (sscanf(uuid, "GPU-%x", &i) != 1) return NOT_SUPPORTED;
+  *handle = (void *)(size_t)(i + 1);
+  return OK;
+}
 int nvmlDeviceGetName(void *h, char *text, u32 size) {
   return snprintf(text, size, is("nvlink") ? "NVIDIA H200" : "NVIDIA RTX PRO 6000") < 0;
 }

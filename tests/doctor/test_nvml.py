@@ -20,15 +20,17 @@ print(json.dumps([[asdict(x) for x in part] if isinstance(part, tuple) else asdi
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders with a libnvidia-ml.so.1 of today, and one that lacks a newer function."""
+    flags = {"new": (), "old": ("-DOLD",)}
+    return {name: build(tmp_path_factory.mktemp(name), *flags[name]) for name in flags}
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """``folder``, with a driver library of the machine that the variable MACHINE names."""
     if shutil.which("gcc") is None:
         pytest.skip("no gcc here to build the library that stands for the driver")
-    source, found = Path(__file__).with_name("nvml.c"), {}
-    for name, flags in {"new": (), "old": ("-DOLD",)}.items():
-        folder = tmp_path_factory.mktemp(name)
-        command = ["gcc", "-shared", "-fPIC", *flags, "-o", folder / "libnvidia-ml.so.1", source]
-        subprocess.run(command, check=True)
-        found[name] = folder
-    return found
+    source, library = Path(__file__).with_name("nvml.c"), folder / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", library, source], check=True)
+    return folder
 
 
 def read(folder: Path, machine: str) -> list[object]:
