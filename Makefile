@@ -11,7 +11,7 @@ endif
 	$(BIN)/python apply.py --sglang-dir $(SGLANG_DIR)
 
 test: .venv/tools lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-fast: .venv/tools
 	$(BIN)/python -m pytest tests/patchset

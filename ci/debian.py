@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sglang_overlay.patchset.source import cache_folder
@@ -23,16 +25,15 @@ def command(package: str, *names: str) -> str:
 
     Raises ``SystemExit`` with a message where it is missing and cannot be installed.
     """
-    found = _found(names)
-    if not found and os.geteuid() == 0 and shutil.which("apt-get"):
+    if not _found(names) and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         install = ("install", "--yes", "--quiet", "--no-install-recommends", package)
-        for args in (("update", "--quiet"), install):
-            subprocess.run(
-                ["apt-get", *args], env=environment, check=False, stdout=subprocess.DEVNULL
-            )
-        found = _found(names)
-    if not found:
+        with _alone("apt"):
+            for args in () if _found(names) else (("update", "--quiet"), install):
+                subprocess.run(
+                    ["apt-get", *args], env=environment, check=False, stdout=subprocess.DEVNULL
+                )
+    if not (found := _found(names)):
         raise SystemExit(f"error: no {package}\n  next: apt-get install {package}, as root")
     return found
 
@@ -44,15 +45,23 @@ def system() -> Path:
     """
     digest = hashlib.sha256(repr((_SYSTEM, _LEFT_OUT)).encode()).hexdigest()[:16]
     file = cache_folder() / "images" / f"debian-{digest}.tar"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with _alone(file.stem):
         if not file.exists():
             if os.geteuid() != 0:
                 raise SystemExit("error: debootstrap makes a Debian as root alone")
             with tempfile.TemporaryDirectory(dir=file.parent) as folder:
                 _make(Path(folder) / "root", Path(folder) / "tar").replace(file)
     return file
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """One process at a time; the others wait."""
+    folder = cache_folder() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def _make(root: Path, tar: Path) -> Path:
