@@ -35,7 +35,8 @@ def sglang_python(version: str = "") -> Path:
         raise SystemExit(f"error: {lock.name} is for Python 3.11; this is {sys.version.split()[0]}")
     folder = _folder(lock)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as held:
+    # One for all, since each is made of the one before it.
+    with folder.with_name("lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             _install(lock, folder)

@@ -43,8 +43,9 @@ def shadow(name, file):
 def equal(first, second, options, *, wanted=False):
     """How many requests of two cases have the same tokens, and their accept lengths; an error
     where ``wanted`` and a token or a verify pass differs."""
-    runs = [json.loads((options.out / name / "runs.json").read_text()) for name in (first, second)]
-    if len(runs[0]) != len(runs[1]):
+    files = [options.out / name / "runs.json" for name in (first, second)]
+    runs = [json.loads(file.read_text()) if file.exists() else [] for file in files]
+    if not all(runs) or len(runs[0]) != len(runs[1]):
         return result(case=f"{first} and {second}", error="one has no tokens")
     for one, other in zip(*runs, strict=True):
         same = sum(a == b for a, b in zip(one["ids"], other["ids"], strict=True))

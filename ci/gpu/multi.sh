@@ -3,7 +3,8 @@
 #   [WORLDS="8 2"] [LIMIT=600] ci/gpu/multi.sh OUT [STEP...]
 # Needs SGLang of the pin, FlashInfer and the overlay wheel. Each step has LIMIT seconds and leaves
 # its log in OUT. NVLink multicast stays off: PCIe cards have none. Exit 1 when a step failed or
-# numbers or tokens were not what they must be. On one GPU: doctor and one-gpu.
+# numbers or tokens were not what they must be. On one GPU: doctor and one-gpu. Elsewhere than at
+# 2, 4 and 8 ranks: doctor, collectives and no-p2p.
 set -uo pipefail
 OUT=$(realpath -m "${1:?where the logs go}")
 shift
@@ -14,13 +15,13 @@ LIMIT=${LIMIT:-600}
 all=$(python3 -c 'import torch; print(torch.cuda.device_count())') || exit 4
 failed=0 doctored=
 
-step() { # NAME COMMAND...: what it printed goes to OUT/NAME.log, its tables and RESULT lines also here
+step() { # NAME COMMAND..., which may exit with $accept too: what it printed goes to OUT/NAME.log, its tables and RESULT lines also here
     local name=$1 start=$SECONDS code
     shift
     timeout --kill-after=5 "$LIMIT" "$@" >"$OUT/$name.log" 2>&1
     code=$?
     echo "STEP $name: exit $code after $((SECONDS - start)) s"
-    [ $code = 0 ] || failed=1
+    [ $code = 0 ] || [ $code = "${accept:-0}" ] || failed=1
     case $name in
     doctor | bench-* | breakeven-* | collectives-* | no-p2p-* | choice-* | tp-log-* | tp-env-*) cat "$OUT/$name.log" ;;
     *) grep '^RESULT' "$OUT/$name.log" || tail -n 8 "$OUT/$name.log" ;;
@@ -31,7 +32,8 @@ left_out() { # STEP WORLD: why it does not run with so many ranks, if so
     local needs=$2
     case $1 in
     doctor) [ -n "$doctored" ] && echo "it ran" && return ;;
-    engine* | bench) ((16 % $2)) && echo "the model has 16 heads" && return ;;
+    collectives | no-p2p) ;;
+    *) ((8 % $2)) && echo "FlashInfer's kernels are for 2, 4 and 8 ranks" && return ;;
     esac
     case $1 in doctor) needs=0 ;; one-gpu) needs=1 ;; esac
     [ "$needs" -le "$all" ] || echo "GPUs here: $all"
@@ -43,7 +45,7 @@ run() { # STEP WORLD
     case $1 in
     doctor)
         doctored=1
-        step doctor sh -c 'sglang-overlay doctor --deep || [ $? = 1 ]' # 1: it found something
+        accept=1 step doctor sglang-overlay doctor --deep # it found something
         ;;
     numbers) step "numbers-$2" "${ranks[@]}" fused_allreduce.py --check ;;
     speed) step "speed-$2" "${ranks[@]}" fused_allreduce.py --hidden 2048 7168 ;;
@@ -71,7 +73,7 @@ run() { # STEP WORLD
         step "tp-trtllm-$2" "${engine[@]}" tp-trtllm --equal tp tp-trtllm --ties tp tp-trtllm
         step "tp-measured-$2" "${engine[@]}" tp-measured --equal tp tp-measured --ties tp tp-measured
         step "tp-log-$2" grep -h -i 'all-\?reduce' "$engines/tp-measured/log"
-        step "tp-env-$2" sglang-overlay env --log "$engines/tp/log"
+        accept=1 step "tp-env-$2" sglang-overlay env --log "$engines/tp/log" # ranks differ, as told
         ;;
     engine-eagle3) # leads that no rounding turns over: tokens and accept lengths are equal
         step "tp-eagle3-$2" "${engine[@]}" tp-eagle3
@@ -81,7 +83,7 @@ run() { # STEP WORLD
         ;;
     engine-fail)
         for stage in self-test build preflight; do
-            step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --same tp "tp-fail-$stage"
+            step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --equal tp "tp-fail-$stage"
         done
         ;;
     bench)

@@ -28,7 +28,7 @@ STEPS = 16
 _PACE = 64  # cycles that are timed without the profiler, if no draft is accepted
 _WARM = 8  # tokens before the window
 _SPARE = 100  # cycles more, since the server decodes on while it is told to start
-_MORE = 10  # requests more, where the window opened when the first was over
+_MORE = 2  # requests more, where the window opened when the first was over
 _PROMPT = [7 * n % 90 + 5 for n in range(30)]
 _PATIENCE = 120.0  # seconds for ranks that still write after the request's end
 

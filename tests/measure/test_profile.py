@@ -342,7 +342,7 @@ def test_a_profile_of_nothing(
         (["404"], 2, "no such endpoint"),
         (["ok", "ok", "ok", "500", "500"], 4, "/start_profile: 500, the server failed: "),
         (["ok", "ok", "ok", "404", "404"], 2, "/start_profile: 404, no such endpoint"),
-        (["ok", "ok", "ok", "200", *["ok"] * 10, "200"], 4, "no trace came to"),
+        (["ok", "ok", "ok", "200", "ok", "ok", "200"], 4, "no trace came to"),
         (["error"], 4, "out of memory"),
         (["cut"], 4, "the stream was cut off"),
         (["ok", "ok", "cut"], 4, "see that the server is up"),

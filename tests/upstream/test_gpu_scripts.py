@@ -45,7 +45,11 @@ def multi(tmp_path: Path, *steps: str, **given: str) -> tuple[int, list[str], li
         ("0", [], ["numbers-2", "one-gpu-2", "engine-fail-2"]),
         ("1", ["one-gpu 2"], ["numbers-2", "engine-fail-2"]),
         ("2", ["2", "one-gpu 2", "engine 2"], []),
-        ("3", ["3", "one-gpu 3", "2", "one-gpu 2", "engine 2"], ["engine-fail-3", "doctor-2"]),
+        (
+            "6",
+            ["2", "one-gpu 2", "engine 2"],
+            ["numbers-6", "one-gpu-6", "engine-fail-6", "doctor-2"],
+        ),
         ("8", ["8", "one-gpu 8", "engine 8", "2", "one-gpu 2", "engine 2"], ["doctor-2"]),
     ],
 )
@@ -66,7 +70,7 @@ def test_the_worlds_of_multi(tmp_path: Path, gpus: str, worlds: list[str], left:
             ],
             "engine": [
                 f"python3 eagle_graphs.py --out {tmp_path}/out/engines-{ranks} --tp {ranks} "
-                f"--tokens 256 --timeout 540 tp-fail-{stage} --same tp tp-fail-{stage}"
+                f"--tokens 256 --timeout 540 tp-fail-{stage} --equal tp tp-fail-{stage}"
                 for stage in ("self-test", "build", "preflight")
             ],
         }[what]
@@ -81,6 +85,7 @@ def test_the_worlds_of_multi(tmp_path: Path, gpus: str, worlds: list[str], left:
         ("*fused_allreduce.py*", "1", 1),
         ("*sglang_overlay.measure.collectives*", "4", 1),
         ("eagle_graphs.py*", "1", 1),
+        ("env *", "1", 0),  # ranks differ
         ("env *", "2", 1),
         ("sweep *", "4", 1),
     ],
