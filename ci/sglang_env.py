@@ -36,7 +36,7 @@ def sglang_python(version: str = "") -> Path:
     folder = _folder(lock)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # One for all, since each is made of the one before it.
-    with folder.with_name("lock").open("w") as held:
+    with folder.with_name("envs.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             _install(lock, folder)
