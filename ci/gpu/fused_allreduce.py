@@ -151,12 +151,11 @@ def errors(found, residual, total, weight):
     """Against float64: the relative errors of (norm, residual, sum), and their worst element's."""
     added = total + residual.double()
     norm = added / (added.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-    pairs = [(g.double(), right) for g, right in zip(found, (norm, added, total), strict=True)]
-    whole = [float((got - right).norm() / right.norm()) for got, right in pairs]
-    typical = [right.abs() + right.pow(2).mean().sqrt() for _, right in pairs]
-    element = [
-        float(((g - right).abs() / t).max()) for (g, right), t in zip(pairs, typical, strict=True)
-    ]
+    whole, element = [], []
+    for got, right in zip(found, (norm, added, total), strict=True):
+        off = got.double() - right
+        whole.append(float(off.norm() / right.norm()))
+        element.append(float((off.abs() / (right.abs() + right.pow(2).mean().sqrt())).max()))
     return whole + element
 
 
