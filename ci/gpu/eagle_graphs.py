@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from comparisons import FAILED, against, equal, result, shadow, ties
@@ -46,6 +47,7 @@ ENGINE = {
 }
 EAGER = {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": "1"}
 TRACE, SHADOW = {"HOOK_TRACE": "1"}, {"HOOK_TRACE": "1", "HOOK_SHADOW": "1"}
+PCIE_IPC = {"HOOK_PCIE_IPC": "1"}
 FA2, SPLIT, MEMORY = {"FORCE_FA2": "1"}, {"HOOK_SPLIT": "1"}, {"HOOK_MEMORY": "1"}
 TRITON, NOSPEC = {"attention_backend": "triton"}, dict.fromkeys(SPECULATION)
 #: So many layers that the GPU bounds a cycle, not the host. Speed asks nothing of the weights.
@@ -98,6 +100,8 @@ CASES = {
     "tp-measured": ("timed", TP | {FUSION: "measured"}, TRACE),
     "tp-eagle3": ("timed", TP | SURE | FUSION_OFF, TRACE),
     "tp-eagle3-measured": ("timed", TP | SURE | {FUSION: "measured"}, TRACE),
+    # With the file of pinned_table.py as SGLANG_ALLREDUCE_TABLE.
+    "tp-eagle3-pcie-ipc": ("timed", TP | SURE | {FUSION: "measured"}, TRACE | PCIE_IPC),
     **{
         # After tp-measured, whose table chose the fused kernel for some rows.
         f"tp-fail-{stage}": ("timed", TP | {FUSION: "measured"}, {"HOOK_FAIL": stage})
@@ -115,6 +119,7 @@ HOOKS = {
     "HOOK_SPLIT": "split.json",
     "HOOK_MEMORY": "memory.jsonl",
     "HOOK_FAIL": "failed",
+    "HOOK_PCIE_IPC": "pcie_ipc",
 }
 #: Prompt lengths at and around a page of 64; 3 requests are padded to 4; 16 is the largest graph.
 BATCHES = {
@@ -301,6 +306,9 @@ def report(name, kind, code, text, out):
         lines = [json.loads(line) for line in (out / "memory.jsonl").read_text().splitlines()]
         quarter = max(len(lines) // 4, 1)
         result(case=name, memory=[lines[0], *lines[quarter::quarter]])
+    if (out / "pcie_ipc").exists():
+        captured = Counter((out / "pcie_ipc").read_text().splitlines())
+        result(case=name, captured_pcie_ipc_by_rank_and_rows=dict(sorted(captured.items())))
     if (out / "shadow.jsonl").exists():
         shadow(name, out / "shadow.jsonl")
     return None

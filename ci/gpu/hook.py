@@ -6,7 +6,7 @@ HOOK_SHADOW=1 also runs the eager draft-extend before each graph, on the same in
 HOOK_SPLIT=1 times the parts of a cycle on the host; HOOK_MEMORY=1 writes down the scheduler's
 memory now and then; FORCE_FA2=1 has FlashInfer MLA use the kernels that SM120 uses;
 HOOK_FAIL=preflight, build or self-test has the last rank's bring-up of the fused all-reduce fail
-there.
+there; HOOK_PCIE_IPC=1 writes down the rank and rows of each PCIe-IPC all-reduce that is captured.
 """
 
 import importlib.abc
@@ -54,6 +54,22 @@ def fail_on_the_last_rank(module):
         raise RuntimeError(f"made to fail at {stage}")
 
     setattr(owner, name, failing)
+
+
+def watch_pcie_ipc(module):
+    """Those in a graph: the server's own check of its sums is eager."""
+    import torch
+    import torch.distributed as dist
+
+    stock = module.PcieIpcCommunicator.pcie_ipc_all_reduce
+
+    def all_reduce(self, tensor):
+        if torch.cuda.is_current_stream_capturing():
+            with (OUT / "pcie_ipc").open("a") as stream:
+                print(dist.get_rank(), tensor.shape[0], file=stream)
+        return stock(self, tensor)
+
+    module.PcieIpcCommunicator.pcie_ipc_all_reduce = all_reduce
 
 
 def trace_worker(module):
@@ -247,6 +263,7 @@ def patch(module, function, *, when):
 
 patch(f"{ATTENTION}.flashinfer_mla_backend", force_fa2, when=on("FORCE_FA2"))
 patch("layers.flashinfer_fusion_bringup", fail_on_the_last_rank, when="HOOK_FAIL" in os.environ)
+patch("distributed.device_communicators.pcie_ipc_ar", watch_pcie_ipc, when=on("HOOK_PCIE_IPC"))
 patch("speculative.eagle_worker_v2", trace_worker, when=on("HOOK_TRACE"))
 patch("speculative.eagle_worker_v2", split_worker, when=on("HOOK_SPLIT"))
 patch("managers.scheduler", lambda m: SPLIT.cycle(m.Scheduler), when=on("HOOK_SPLIT"))

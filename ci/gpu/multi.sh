@@ -81,6 +81,12 @@ run() { # STEP WORLD
             --same tp-eagle3 tp-eagle3-measured --ties tp-eagle3 tp-eagle3-measured
         step "tp-log-eagle3-$2" grep -h -i 'all-\?reduce' "$engines/tp-eagle3-measured/log"
         ;;
+    engine-pcie-ipc) # after engine-eagle3: every row by PCIe-IPC, which the server makes and checks
+        step "table-pcie-ipc-$2" python3 pinned_table.py "$OUT/pcie-ipc-$2.json" --world "$2"
+        step "tp-eagle3-pcie-ipc-$2" env SGLANG_ALLREDUCE_TABLE="$OUT/pcie-ipc-$2.json" "${engine[@]}" \
+            tp-eagle3-pcie-ipc --same tp-eagle3 tp-eagle3-pcie-ipc
+        step "tp-log-pcie-ipc-$2" grep -h -i -E 'all-?reduce|pcie-ipc' "$engines/tp-eagle3-pcie-ipc/log"
+        ;;
     engine-fail)
         for stage in self-test build preflight; do
             step "tp-fail-$stage-$2" "${engine[@]}" "tp-fail-$stage" --equal tp "tp-fail-$stage"
@@ -98,7 +104,7 @@ run() { # STEP WORLD
     esac
 }
 
-[ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-eagle3 engine-fail
+[ $# = 0 ] && set -- doctor numbers speed one-gpu fail choice collectives no-p2p bench engine engine-eagle3 engine-pcie-ipc engine-fail
 for world in ${WORLDS:-$([ "$all" -gt 2 ] && echo "$all") 2}; do
     for one in "$@"; do
         why=$(left_out "$one" "$world")

@@ -85,6 +85,7 @@ def test_the_worlds_of_multi(tmp_path: Path, gpus: str, worlds: list[str], left:
         ("*fused_allreduce.py*", "1", 1),
         ("*sglang_overlay.measure.collectives*", "4", 1),
         ("eagle_graphs.py*", "1", 1),
+        ("pinned_table.py*", "1", 1),
         ("env *", "1", 0),  # ranks differ
         ("env *", "2", 1),
         ("sweep *", "4", 1),
@@ -94,7 +95,8 @@ def test_multi_fails_with_any_of_its_steps(
     tmp_path: Path, fail: str, code: str, exit_code: int
 ) -> None:
     logs = [
-        tmp_path / f"out/engines-2/{name}/log" for name in ("tp-measured", "tp-eagle3-measured")
+        tmp_path / f"out/engines-2/{name}/log"
+        for name in ("tp-measured", "tp-eagle3-measured", "tp-eagle3-pcie-ipc")
     ]
     for log in logs:
         log.parent.mkdir(parents=True)
