@@ -117,7 +117,7 @@ class CustomAllReduce(Unfused):
     name = "custom"
 
     def missing(self) -> str | None:
-        """SGLang's own check of peer access takes ranks for device numbers."""
+        """A rank's buffers are on a GPU of its own."""
         return "SGLang wants a GPU for each rank" if self.seat.one_gpu else super().missing()
 
     def build(self) -> None:
@@ -132,15 +132,16 @@ class CustomAllReduce(Unfused):
             get_all_reduce_module(getattr(torch, self.seat.dtype), self.seat.world)
 
     def open(self) -> None:
-        """Raises ``RuntimeError`` with what SGLang logged when SGLang refuses."""
+        """Raises ``RuntimeError`` with what SGLang logged when SGLang refuses.
+
+        Peer access is taken for granted, as by a server without ``--enable-p2p-check``.
+        """
         import torch
         import torch.distributed as dist
         from sglang.srt.distributed.device_communicators import custom_all_reduce
-        from sglang.srt.distributed.parallel_state import init_distributed_environment
+        from sglang.srt.utils.common import monkey_patch_p2p_access_check
 
-        init_distributed_environment(
-            self.seat.world, self.seat.rank, local_rank=self.seat.index, backend="gloo"
-        )
+        monkey_patch_p2p_access_check()
         group, device = dist.group.WORLD, torch.device(self.seat.device)
         with _heard("sglang") as said:
             kind = custom_all_reduce.dispatch_custom_allreduce(group=group, device=device)

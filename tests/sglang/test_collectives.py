@@ -16,13 +16,29 @@ from sglang_overlay.measure.ensemble import Cell, Plan, Table
 MODULE = "sglang_overlay.measure.collectives"
 REPOSITORY = Path(__file__).parents[2]
 
+#: Without a GPU no communicator opens; SGLang's own look at peer access runs.
+CUSTOM = """
+from types import SimpleNamespace
+from unittest import mock
+import torch.distributed
+from sglang.srt.distributed.device_communicators import custom_all_reduce, custom_all_reduce_utils
+from sglang_overlay.measure.candidates import CustomAllReduce, Seat
 
-def run(*args: object) -> subprocess.CompletedProcess[str]:
+def dispatch(group, device):
+    print("opened, peers:", custom_all_reduce_utils.can_p2p(0, 8))
+    return lambda group, device: SimpleNamespace(disabled=False)
+
+with mock.patch.object(custom_all_reduce, "dispatch_custom_allreduce", dispatch):
+    CustomAllReduce(Seat(0, 8, "cuda:0", 64, "bfloat16", 1)).open()
+"""
+
+
+def run(*args: object, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """SGLang's python, with this repository to import from."""
     return subprocess.run(
         [sglang_python(), *map(str, args)],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={**(environ or os.environ), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -126,6 +142,21 @@ def test_text_and_results_name_the_fastest_the_holes_and_what_is_left_out(
     assert lines[1]["graph_verify_ms"] == 1.22
     assert lines[3]["reason"] == "too many rows"
     assert lines[5]["left_out"] == "not here"
+
+
+def test_what_a_server_has_built_is_not_built_again(tmp_path: Path) -> None:
+    script = (
+        f"from {MODULE} import use_the_kernels_of_a_server; use_the_kernels_of_a_server(); "
+        "import flashinfer.jit.env as jit; print(jit.FLASHINFER_JIT_DIR)"
+    )
+    environ = {name: value for name, value in os.environ.items() if "FLASHINFER" not in name}
+    done = run("-c", script, environ=environ | {"SGLANG_CACHE_DIR": str(tmp_path)})
+    assert done.stdout.startswith(f"{tmp_path}/.cache/flashinfer/"), done.stderr[-2000:]
+
+
+def test_custom_takes_peer_access_for_granted_as_a_server_does() -> None:
+    done = run("-c", CUSTOM)
+    assert done.stdout == "opened, peers: True\n", done.stderr[-2000:]
 
 
 def test_without_cuda_there_is_one_message_and_exit_4() -> None:

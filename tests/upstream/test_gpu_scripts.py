@@ -15,7 +15,7 @@ COMMAND = """\
 #!/bin/sh
 [ "$1" = -c ] && exec echo $GPUS
 echo "${0##*/} $*" >>"$CALLS"
-case "$*" in $FAIL) exit $CODE ;; esac
+case "$*" in $FAIL) echo "$SAYS" && exit $CODE ;; esac
 """
 
 
@@ -27,7 +27,7 @@ def multi(tmp_path: Path, *steps: str, **given: str) -> tuple[int, list[str], li
         (commands / name).write_text(COMMAND)
         (commands / name).chmod(0o755)
     calls.touch()
-    settings = {"CALLS": str(calls), "FAIL": "", "CODE": "0"} | given
+    settings = {"CALLS": str(calls), "FAIL": "", "CODE": "0", "SAYS": ""} | given
     done = subprocess.run(
         [GPU / "multi.sh", tmp_path / "out", *steps],
         env=os.environ | settings | {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"},
@@ -81,12 +81,14 @@ def test_the_worlds_of_multi(tmp_path: Path, gpus: str, worlds: list[str], left:
     ("fail", "code", "exit_code"),
     [
         ("doctor*", "1", 0),  # it found something
+        ("doctor*", "1 Traceback (most recent call last):", 1),
         ("doctor*", "4", 1),
         ("*fused_allreduce.py*", "1", 1),
         ("*sglang_overlay.measure.collectives*", "4", 1),
         ("eagle_graphs.py*", "1", 1),
         ("pinned_table.py*", "1", 1),
         ("env *", "1", 0),  # ranks differ
+        ("env *", "1 Traceback (most recent call last):", 1),
         ("env *", "2", 1),
         ("sweep *", "4", 1),
     ],
@@ -101,7 +103,8 @@ def test_multi_fails_with_any_of_its_steps(
     for log in logs:
         log.parent.mkdir(parents=True)
         log.write_text("AllReduce by measurement\n")
-    found, calls, left_out = multi(tmp_path, GPUS="2", FAIL=fail, CODE=code)
+    code, _, says = code.partition(" ")
+    found, calls, left_out = multi(tmp_path, GPUS="2", FAIL=fail, CODE=code, SAYS=says)
     assert (found, left_out) == (exit_code, [])
     assert len(set(calls)) == len(calls) > 20
 
