@@ -292,7 +292,7 @@ def report(name, kind, code, text, out):
         reasons = re.findall(r"^.*speculative-require-cuda-graph.*$", text, re.MULTILINE)
         return result(case=name, refused=not found and bool(reasons), why=reasons[-1:])
     if name.startswith("tp-fail"):
-        off = sorted(set(re.findall(r"fusion is off on every rank: (.*)", text)))
+        off = Counter(re.findall(r"fusion is off on every rank: (.*)", text))  # a line a rank
         result(case=name, off=off, **({} if off else {"error": _STAYED_ON}))
     if not found:
         print("\n".join(text.splitlines()[-40:]), flush=True)

@@ -78,11 +78,12 @@ run() { # STEP WORLD
         ;;
     engine-eagle3) # leads that no rounding turns over: tokens and accept lengths are equal
         step "tp-eagle3-$2" "${engine[@]}" tp-eagle3
+        step "sure-$2" "${engine[@]}" sure --same sure tp-eagle3 # on one GPU
         step "tp-eagle3-measured-$2" "${engine[@]}" tp-eagle3-measured \
             --same tp-eagle3 tp-eagle3-measured --ties tp-eagle3 tp-eagle3-measured
         step "tp-log-eagle3-$2" grep -h -i 'all-\?reduce' "$engines/tp-eagle3-measured/log"
         ;;
-    engine-pcie-ipc) # after engine-eagle3: every row by PCIe-IPC, which the server makes and checks
+    engine-pcie-ipc) # after engine-eagle3: 1 to 64 rows by PCIe-IPC, which the server makes and checks
         step "table-pcie-ipc-$2" python3 pinned_table.py "$OUT/pcie-ipc-$2.json" --world "$2"
         step "tp-eagle3-pcie-ipc-$2" env SGLANG_ALLREDUCE_TABLE="$OUT/pcie-ipc-$2.json" "${engine[@]}" \
             tp-eagle3-pcie-ipc --same tp-eagle3 tp-eagle3-pcie-ipc

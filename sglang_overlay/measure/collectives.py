@@ -155,7 +155,7 @@ def _machine(gpus: int) -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(("NCCL_", "SGLANG_", "CUDA_VISIBLE", "PYTORCH_"))
+            if name.startswith(("NCCL_", "SGLANG_", "FLASHINFER_", "CUDA_VISIBLE", "PYTORCH_"))
         },
     }
 

@@ -16,6 +16,19 @@ from sglang_overlay.measure.ensemble import Cell, Plan, Table
 MODULE = "sglang_overlay.measure.collectives"
 REPOSITORY = Path(__file__).parents[2]
 
+#: In place of the measuring: where a candidate's process has FlashInfer build.
+BUILT = f"""
+import subprocess, sys
+from types import SimpleNamespace
+from {MODULE.rpartition(".")[0]} import collectives
+
+def measure(*args):
+    look = "import flashinfer.jit.env as jit; print(jit.FLASHINFER_JIT_DIR)"
+    sys.exit(subprocess.call([sys.executable, "-c", look]))
+
+collectives.measure = measure
+collectives._run(None, SimpleNamespace(rank=0), None)
+"""
 #: Without a GPU no communicator opens; SGLang's own look at peer access runs.
 CUSTOM = """
 from types import SimpleNamespace
@@ -145,12 +158,9 @@ def test_text_and_results_name_the_fastest_the_holes_and_what_is_left_out(
 
 
 def test_what_a_server_has_built_is_not_built_again(tmp_path: Path) -> None:
-    script = (
-        f"from {MODULE} import use_the_kernels_of_a_server; use_the_kernels_of_a_server(); "
-        "import flashinfer.jit.env as jit; print(jit.FLASHINFER_JIT_DIR)"
-    )
-    environ = {name: value for name, value in os.environ.items() if "FLASHINFER" not in name}
-    done = run("-c", script, environ=environ | {"SGLANG_CACHE_DIR": str(tmp_path)})
+    inherited = {name: value for name, value in os.environ.items() if "FLASHINFER" not in name}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = run("-c", BUILT, environ=inherited | alone | {"SGLANG_CACHE_DIR": str(tmp_path)})
     assert done.stdout.startswith(f"{tmp_path}/.cache/flashinfer/"), done.stderr[-2000:]
 
 
