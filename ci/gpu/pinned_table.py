@@ -23,12 +23,11 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=1024, help="1024 are model.py's")
     args = parser.parse_args()
-    cached = [AllReduceTable.from_json(path.read_text()) for path in cache_folder().glob("*.json")]
     shape = args.world, args.hidden
-    for like in cached:
-        if (like.key["world_size"], like.key["hidden_dim"]) == shape and like.stock:
-            break
-    else:
+    cached = (AllReduceTable.from_json(path.read_text()) for path in cache_folder().glob("*.json"))
+    fits = (one for one in cached if (one.key["world_size"], one.key["hidden_dim"]) == shape)
+    like = next(fits, None)
+    if like is None:
         parser.error(f"no table of {args.world} GPUs, width {args.hidden}, in {cache_folder()}")
     times = {rows: {name: [2.0] for name in like.stock} | {args.method: [1.0]} for rows in ROWS}
     table = replace(like, plain=times, norm=times, left_out={})

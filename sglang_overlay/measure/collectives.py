@@ -106,7 +106,9 @@ def _settle(args: argparse.Namespace, rank: int) -> tuple[Seat, Plan]:
 def _run(args: argparse.Namespace, seat: Seat, plan: Plan) -> int:
     import torch.distributed as dist
 
-    use_the_kernels_of_a_server()
+    # Before FlashInfer, which then builds where a server does, here and in the processes to come.
+    with suppress(ImportError):
+        import sglang  # noqa: F401
     dist.init_process_group("gloo")
     try:
         begun = time.monotonic()
@@ -123,13 +125,6 @@ def _run(args: argparse.Namespace, seat: Seat, plan: Plan) -> int:
     finally:
         dist.destroy_process_group()
     return 0 if table.cells else 1
-
-
-def use_the_kernels_of_a_server() -> None:
-    """Have FlashInfer build below ``SGLANG_CACHE_DIR``, here and in the processes to come: SGLang
-    sees to that when it is imported, but a candidate may import FlashInfer first."""
-    with suppress(ImportError):
-        import sglang  # noqa: F401
 
 
 def _machine(gpus: int) -> dict[str, Any]:
