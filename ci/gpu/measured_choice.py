@@ -1,6 +1,6 @@
 """The measured choice of the all-reduce, by its own children, without a server.
 
-    torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--no-autotune] [--hang]
+    torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--no-autotune] [--hang] [--one-gpu]
 
 Needs the patch ``allreduce-fusion-measured`` in SGLang. Prints the table as a server logs it
 and one RESULT line: seconds of building, of opening and tuning, of measuring; MiB that the
@@ -8,6 +8,8 @@ children held on this GPU while they built, and after they ended; and whether a 
 took the table from the cache: exit 1 where it did not. `--hang`: the last rank's child never
 launches FlashInfer's kernel, for which its peers' children then spin on their GPUs. Exit 1 unless
 they were killed there, the candidate left out for that reason, and nothing of them kept.
+`--one-gpu`: all ranks on GPU 0, in turns of milliseconds, so that only the seconds say something
+and few rows fit the bound; NCCL refuses that, and is left out.
 """
 
 import argparse
@@ -44,12 +46,13 @@ def main() -> None:
     parser.add_argument("--without", default="", help="candidates to leave away, with commas")
     parser.add_argument("--no-autotune", action="store_true", help="PCIe-IPC by its seed policy")
     parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--one-gpu", action="store_true")
     args = parser.parse_args()
     # A child, which is no script, finds Hanging there.
     paths = (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(0 if args.one_gpu else rank)
     dist.init_process_group("gloo")
     if rank == 0:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -62,14 +65,14 @@ def main() -> None:
 
     free = [free_mib()]
     look_before(allreduce_calibration.Calibration, "_open", lambda: free.append(free_mib()))
-    seconds = start(args, places, rank)
+    seconds = start(args, places)
     free.append(free_mib())
     table = allreduce_choice.installed()
     allreduce_choice.install(None)
-    again = start(args, places, rank)
+    again = start(args, places)
     result = {
         "name": "measured-choice",
-        "gpu": torch.cuda.get_device_name(rank),
+        "gpu": torch.cuda.get_device_name(),
         "rank": rank,
         "world": dist.get_world_size(),
         "seconds": seconds,
@@ -102,8 +105,9 @@ def look_before(kind: type, name: str, look) -> None:  # type: ignore[no-untyped
     setattr(kind, name, looking)
 
 
-def start(args: argparse.Namespace, places: dict[str, str], rank: int) -> dict[str, float] | None:
+def start(args: argparse.Namespace, places: dict[str, str]) -> dict[str, float] | None:
     """What a server does around the loading of its weights: seconds, None from a cache."""
+    rows = (1, 64) if args.one_gpu else allreduce_measured.row_counts(64, args.draft_tokens, 8)
     measurement = allreduce_measured.Measurement(
         dist.group.WORLD,
         places,
@@ -111,8 +115,8 @@ def start(args: argparse.Namespace, places: dict[str, str], rank: int) -> dict[s
         allreduce_measured.machine_facts(),
         args.hidden,
         torch.bfloat16,
-        f"cuda:{rank}",
-        allreduce_measured.row_counts(64, args.draft_tokens, 8),
+        f"cuda:{torch.cuda.current_device()}",
+        rows,
         not args.no_autotune,
         900.0,
         20.0,

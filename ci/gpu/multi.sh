@@ -64,6 +64,7 @@ run() { # STEP WORLD
         step "one-gpu-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --hidden 2048 7168
         step "one-gpu-numbers-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --check
         step "one-gpu-fail-$2" "${ranks[@]}" fused_allreduce.py --one-gpu --fail self-test
+        step "choice-one-gpu-$2" "${ranks[@]}" measured_choice.py --one-gpu
         ;;
     choice)
         step "choice-$2" "${ranks[@]}" measured_choice.py
