@@ -8,8 +8,8 @@ children held on this GPU while they built, and after they ended; and whether a 
 took the table from the cache: exit 1 where it did not. `--hang`: the last rank's child never
 launches FlashInfer's kernel, for which its peers' children then spin on their GPUs. Exit 1 unless
 they were killed there, the candidate left out for that reason, and nothing of them kept.
-`--one-gpu`: all ranks on GPU 0, in turns of milliseconds, so that only the seconds say something
-and few rows fit the bound; NCCL refuses that, and is left out.
+`--one-gpu`: all ranks on GPU 0, in turns of milliseconds: two row counts, with more time to measure
+them, and only the seconds say something. NCCL refuses that, and is left out.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def start(args: argparse.Namespace, places: dict[str, str]) -> dict[str, float] 
         rows,
         not args.no_autotune,
         900.0,
-        20.0,
+        20.0 * (dist.get_world_size() if args.one_gpu else 1),
     )
     measurement.finish()
     calibration = measurement.calibration
