@@ -1,6 +1,6 @@
 """The measured choice of the all-reduce, by its own children, without a server.
 
-    torchrun --nproc-per-node 2 measured_choice.py [--hidden 7168] [--no-autotune] [--hang] [--one-gpu]
+    torchrun --nproc-per-node 2 measured_choice.py [--no-autotune] [--hang] [--one-gpu]
 
 Needs the patch ``allreduce-fusion-measured`` in SGLang. Prints the table as a server logs it
 and one RESULT line: seconds of building, of opening and tuning, of measuring; MiB that the
