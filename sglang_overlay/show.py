@@ -83,6 +83,7 @@ def changed(
         "patches": [
             {
                 "name": patch.name,
+                "subject": patch.header.subject,
                 "files": sum(diff.path in state.files for diff in patch.diffs),
                 "state": state.of_patch(patch.name),
                 "chosen": patch.name in chosen,
@@ -122,8 +123,11 @@ def status_table(result: Result) -> None:
 
 def change_table(result: Result) -> None:
     """Print what ``changed`` gives."""
-    rows = [(p["name"], str(p["files"]), p["state"]) for p in result["patches"]]
-    table(("patch", "files", "state"), rows)
+    rows = [
+        (p["name"], str(p["files"]), p["state"], p["subject"].partition(": ")[2])
+        for p in result["patches"]
+    ]
+    table(("patch", "files", "state", "what it does"), rows)
     if result.get("repaired"):
         print(f"cleared away what a killed {result['repaired']} had left")
     count, would = len(result["written"]), result["command"] == "check"
@@ -239,7 +243,9 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(*titles, box=None, pad_edge=False, header_style="bold")
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        drawn.add_column(title, no_wrap=title == titles[0])
     for row in rows:
         drawn.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
     Console().print(drawn)

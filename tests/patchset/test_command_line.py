@@ -83,17 +83,17 @@ def test_every_command_answers_in_json(shop: Workshop, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out) == {"pins": ["v1.0.0"], "findings": []}
 
 
-def test_the_table_names_patch_files_and_state(
+def test_the_table_names_patch_files_state_and_what_it_does(
     shop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = shop.tree("site-packages")
     shop.on(place, "apply", "--only", "head")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[:4] == [
-        ["patch", "files", "state"],
-        ["head", "2", "applied"],
-        ["tail", "3", "not", "applied"],
-        ["more", "2", "not", "applied"],
+        ["patch", "files", "state", "what", "it", "does"],
+        ["head", "2", "applied", "make", "head"],
+        ["tail", "3", "not", "applied", "make", "tail"],
+        ["more", "2", "not", "applied", "make", "more"],
     ]
 
 
