@@ -107,7 +107,9 @@ def look_before(kind: type, name: str, look) -> None:  # type: ignore[no-untyped
 
 def start(args: argparse.Namespace, places: dict[str, str]) -> dict[str, float] | None:
     """What a server does around the loading of its weights: seconds, None from a cache."""
-    rows = (1, 64) if args.one_gpu else allreduce_measured.row_counts(64, args.draft_tokens, 8)
+    rows = allreduce_measured.row_counts(64, args.draft_tokens, range(1, 9))
+    if args.one_gpu:
+        rows = (1, 64)
     measurement = allreduce_measured.Measurement(
         dist.group.WORLD,
         places,
