@@ -61,12 +61,15 @@ def test_the_worlds_of_multi(tmp_path: Path, gpus: str, worlds: list[str], left:
     expected = []
     for world in worlds:
         what, _, ranks = world.rpartition(" ")
-        torchrun = f"torchrun --nproc-per-node {ranks} fused_allreduce.py"
+        torchrun = f"torchrun --nproc-per-node {ranks}"
+        one_gpu = f"{torchrun} fused_allreduce.py --one-gpu"
         expected += {
-            "": [f"{torchrun} --check"],
+            "": [f"{torchrun} fused_allreduce.py --check"],
             "one-gpu": [
-                f"{torchrun} --one-gpu {rest}"
-                for rest in ("--hidden 2048 7168", "--check", "--fail self-test")
+                f"{one_gpu} --hidden 2048 7168",
+                f"{one_gpu} --check",
+                f"{one_gpu} --fail self-test",
+                f"{torchrun} measured_choice.py --one-gpu",
             ],
             "engine": [
                 f"python3 eagle_graphs.py --out {tmp_path}/out/engines-{ranks} --tp {ranks} "
